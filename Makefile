@@ -1,0 +1,77 @@
+# mha.h is one header: nothing here needs to be built to use it. This file runs the examples,
+# the tests and the checks. Everything it writes goes to build/.
+
+CC ?= cc
+CXX ?= c++
+CFLAGS ?= -O2
+PREFIX ?= /usr/local
+
+# For make test: a folder that holds greatest.h; seed and number of the randomised cases.
+GREATEST =
+SEED =
+CASES =
+
+# Arguments of the programs that make run and make bench start.
+ARGS =
+BENCH_ARGS =
+
+FORMATTED = mha.h examples/*.c tests/*.c tests/*.h tests/standin/*.h
+
+# What the scripts in tests/ take from here.
+ENV = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LDFLAGS='$(LDFLAGS)' \
+    GREATEST='$(GREATEST)' SEED='$(SEED)' CASES='$(CASES)'
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+run: ## build and run examples/encoder_layer.c; ARGS="--help" for more
+	@mkdir -p build/examples
+	$(CC) $(CFLAGS) -o build/examples/encoder_layer examples/encoder_layer.c $(LDFLAGS) -lm -pthread
+	@build/examples/encoder_layer $(ARGS)
+
+test: ## run the tests; SEED=n CASES=n GREATEST=dir CC=cc CFLAGS=-O2
+	@$(ENV) sh tests/run.sh
+
+examples: ## build and run every example
+	@mkdir -p build/examples
+	@set -e; for f in examples/*.c; do \
+	    exe=build/examples/`basename $$f .c`; echo "== $$f"; \
+	    $(CC) $(CFLAGS) -Wall -Wextra -o $$exe $$f $(LDFLAGS) -lm -pthread; $$exe; \
+	done
+
+bench: ## measure speed; BENCH_ARGS="..."
+	@test -f tests/bench.c || { echo "make bench: there is no tests/bench.c here"; exit 1; }
+	@mkdir -p build
+	$(CC) -O2 -o build/bench tests/bench.c $(LDFLAGS) -lm -pthread
+	@build/bench $(BENCH_ARGS)
+
+check: ## all that CI runs: test, warnings, sanitize, format, examples, install
+	@$(ENV) sh tests/check.sh
+
+warnings: ## compile with gcc and clang, every standard and option, strict warnings
+	@sh tests/warnings.sh
+
+sanitize: ## the tests under ASan, UBSan, TSan, and with -O0, -ffast-math, MHA_NO_SIMD
+	@GREATEST='$(GREATEST)' SEED='$(SEED)' sh tests/sanitize.sh
+
+format: ## rewrite the sources with clang-format
+	clang-format -i $(FORMATTED)
+
+format-check:
+	@clang-format --dry-run -Werror $(FORMATTED)
+
+greatest: ## fetch the test library greatest, pinned, to build/; else a stand-in is used
+	@sh tests/greatest.sh
+
+install: ## copy mha.h and mha.pc to PREFIX (default /usr/local)
+	mkdir -p '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/share/pkgconfig'
+	cp mha.h '$(DESTDIR)$(PREFIX)/include/mha.h'
+	@v=`sed -n 's/^#define MHA_VERSION "\(.*\)"/\1/p' mha.h`; printf '%s\n' \
+	    'prefix=$(PREFIX)' 'includedir=$${prefix}/include' '' 'Name: mha' \
+	    'Description: multi-head attention in one C99 header' "Version: $$v" \
+	    'Cflags: -I$${includedir}' 'Libs: -lm' >'$(DESTDIR)$(PREFIX)/share/pkgconfig/mha.pc'
+
+clean: ## remove build/
+	rm -rf build
+
+.PHONY: help run test examples bench check warnings sanitize format format-check greatest install clean

@@ -1,0 +1,2916 @@
+/* mha.h - multi-head attention in one C99 header - v0.1.0
+   https://en.wikipedia.org/wiki/Attention_(machine_learning)#Multi-head_attention
+   MIT or public domain, at your choice: see the end of this file.
+
+   Needs libc and libm, nothing else. In ONE source file of your program write
+
+       #define MHA_IMPLEMENTATION
+       #include "mha.h"
+
+   and everywhere else just #include "mha.h". Build with: cc -O2 main.c -lm
+
+
+   A WORKING PROGRAM
+
+       #define MHA_IMPLEMENTATION
+       #include "mha.h"
+       #include <stdio.h>
+
+       int main(void)
+       {
+           static float x[2 * 3 * 8], w_qkv[8 * 24], w_out[8 * 8], y[2 * 3 * 8];
+           for (int i = 0; i < 48; i++) x[i] = (float)(i % 7) - 3.0f;
+           for (int i = 0; i < 192; i++) w_qkv[i] = (float)(i % 11) * 0.1f - 0.5f;
+           for (int i = 0; i < 64; i++) w_out[i] = (float)(i % 13) * 0.1f - 0.6f;
+
+           mha_config  cfg = { .d_model = 8, .n_heads = 2 };       // zero = default
+           mha_weights w   = { .qkv = w_qkv, .out = w_out };       // biases are optional
+           mha_layer  *layer;
+           mha_status  st  = mha_layer_create(&layer, &cfg, &w);   // packs the weights once
+           if (st == MHA_OK) {
+               mha_args a = { .batch = 2, .seq = 3, .x = x, .y = y };
+               a.mask.causal = MHA_CAUSAL;
+               st = mha_forward(layer, &a);
+               mha_layer_free(layer);
+           }
+           if (st != MHA_OK) { fprintf(stderr, "%s\n", mha_strerror(st)); return 1; }
+           printf("y[0] = %.4f %.4f %.4f ...\n", y[0], y[1], y[2]);
+           return 0;
+       }
+
+
+   WHAT IT COMPUTES
+
+       x [B,T,D] -> one fused projection  -> q [B,H,T,d_k]  k [B,G,S,d_k]  v [B,G,S,d_v]
+                 -> softmax(q k^T * scale + bias, masked) v, per head    [B,H,T,d_v]
+                 -> concat [B,T,H*d_v] -> W_O -> y [B,T,D]
+
+   One alphabet everywhere: B batch, T queries, S keys, D model width, H query heads,
+   G key/value heads (G = H: multi-head; 1 < G < H: grouped-query; G = 1: multi-query),
+   d head width. Tensors are float32, row-major, last index fastest.
+
+   Two levels, one vocabulary:
+     layer   mha_config + mha_weights -> mha_layer -> mha_forward
+     core    mha_sdpa: attention on q, k, v you already have, as strided views
+   and the textbook's stages one by one: mha_project_qkv, mha_split_heads, mha_sdpa,
+   mha_merge_heads, mha_project_out.
+
+
+   WHAT IT PROMISES
+
+   - A query that may see no key gets 0 (weights 0, log-sum-exp -inf), not NaN.
+   - -inf in an additive mask excludes a key exactly; no finite value does.
+   - What is excluded is never read into a result: NaN or Inf there cannot leak.
+     NaN in something attended does propagate.
+   - Scores of any size do not overflow. Zero lengths (B, T or S = 0) are valid.
+   - All of that under -ffast-math too.
+   - float32 accumulation or better: error of mha_sdpa <= 2e-6 * max|v| on N(0,1) data.
+   - The bits of an output row depend on that row's query, on the keys and values it
+     sees and on the weights - not on the number of threads, nor on the batch around it.
+     (One program on one instruction set; not under -ffast-math.)
+   - Memory beyond inputs and outputs is O(T*D), never O(T*T), unless you ask for the
+     attention weights. With a workspace given, no call allocates, locks or calls the OS.
+   - Errors are values. Every call validates all it was given before it writes anything;
+     it never aborts and never prints. mha_strerror() gives a sentence, and the *_check()
+     functions give the exact reason with the numbers in it.
+
+
+   OPTIONS (define before including, the same in every file where it says "all files")
+
+     MHA_IMPLEMENTATION  compile the implementation here (in one file; or in any, with MHA_STATIC)
+     MHA_STATIC          make every function static (all files that use mha.h that way)
+     MHA_THREADS         add the built-in thread pool, mha_pool_* (all files); link -pthread.
+                         The pool allocates: it is not there under MHA_NO_MALLOC
+     MHA_NO_SIMD         portable C kernels only
+     MHA_NO_MALLOC       remove the calls that allocate; you give the memory (all files)
+     MHA_MALLOC(bytes)   your allocator, together with MHA_FREE(pointer)
+
+
+   CONTENTS (search for the tag)
+
+     >>api        types, declarations, their documentation
+     >>platform   compilers and operating systems
+     >>common     small helpers: bits of a float, checked sizes, error sentences, 2^x
+     >>kernels    what an inner loop must do
+     >>scalar     the inner loops in plain C: the specification
+     >>avx2 >>avx512 >>neon   the same in intrinsics
+     >>dispatch   from a CPU to a table of kernels
+     >>pack       how operands lie in memory
+     >>project    x * W + b, written where attention wants it
+     >>attend     softmax(q k^T) v, streamed over blocks of keys
+     >>threads    the built-in pool
+     >>layer      validation and the public functions
+     licence
+
+   REVISIONS
+     0.1.0  first version
+*/
+
+/* ==== >>api ===================================================================== */
+
+#ifndef MHA_H
+#define MHA_H
+
+#include <stddef.h>
+
+#define MHA_VERSION "0.1.0"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifdef MHA_STATIC
+#if defined(__GNUC__) || defined(__clang__)
+#define MHA_API static __attribute__((unused))
+#else
+#define MHA_API static
+#endif
+#else
+#define MHA_API extern
+#endif
+
+/* ---- status ------------------------------------------------------------------- */
+
+typedef enum mha_status {
+    MHA_OK = 0,
+    MHA_ERR_NULL,      /* a required pointer is null */
+    MHA_ERR_SIZE,      /* a size is negative, zero where it must not be, or does not fit another */
+    MHA_ERR_OVERFLOW,  /* a product of sizes is more than this machine can address */
+    MHA_ERR_ENUM,      /* an enum field holds a value it does not have */
+    MHA_ERR_VALUE,     /* a number is NaN or infinite, or outside its range */
+    MHA_ERR_CONFLICT,  /* two fields contradict each other */
+    MHA_ERR_ALIGN,     /* a pointer is not aligned for what it points to */
+    MHA_ERR_BUFFER,    /* the buffer given for a layer is too small */
+    MHA_ERR_WORKSPACE, /* the workspace is too small, or missing under MHA_NO_MALLOC */
+    MHA_ERR_MEMORY,    /* MHA_MALLOC returned null */
+    MHA_ERR_ISA        /* that instruction set is not on this CPU or not in this build */
+} mha_status;
+
+/* One sentence for a status; never null, also for a value that is not a status. */
+MHA_API const char *mha_strerror(mha_status status);
+
+/* ---- instruction sets ------------------------------------------------------------ */
+
+typedef enum mha_isa {
+    MHA_ISA_AUTO = 0, /* the best this CPU has */
+    MHA_ISA_SCALAR,   /* portable C */
+    MHA_ISA_AVX2,     /* x86-64 with AVX2 and FMA */
+    MHA_ISA_AVX512,   /* x86-64 with AVX-512 F, BW, DQ and VL */
+    MHA_ISA_NEON      /* aarch64 */
+} mha_isa;
+
+/* 1 if a layer or a call can be given this isa here, else 0. AUTO and SCALAR: always 1. */
+MHA_API int mha_isa_available(mha_isa isa);
+
+/* "auto", "scalar", "avx2", ...; "unknown" for a value that is not an isa. */
+MHA_API const char *mha_isa_name(mha_isa isa);
+
+/* ---- masks, shared by both levels ------------------------------------------------ */
+
+/* Distance in elements between neighbours along each axis of a mask; 0 = broadcast.
+   All four zero is the default: one mask [T,S] shared by batch and heads.
+       [T,S] {0,0,S,1}   [B,S] {S,0,0,1}   [B,T,S] {T*S,0,S,1}   [B,H,T,S] {H*T*S,T*S,S,1} */
+typedef struct mha_mask_stride {
+    ptrdiff_t batch, head, query, key;
+} mha_mask_stride;
+
+typedef enum mha_causal {
+    MHA_NOT_CAUSAL = 0,
+    MHA_CAUSAL,           /* key j visible to query i iff j <= i + (S - T): lower-right aligned */
+    MHA_CAUSAL_UPPER_LEFT /* key j visible to query i iff j <= i, also when S != T */
+} mha_causal;
+
+/* All zero = no mask. What is given composes: exclusions AND together, biases add. */
+typedef struct mha_mask {
+    const unsigned char *allow; /* boolean mask: non-zero = attend, 0 = excluded; or null */
+    mha_mask_stride allow_stride;
+    const float *bias; /* additive mask, in units of scaled scores; -inf excludes; or null */
+    mha_mask_stride bias_stride;
+    const int *key_len; /* [B] keys j >= key_len[b] are excluded, 0 <= key_len[b] <= S; or null */
+    mha_causal causal;  /* default MHA_NOT_CAUSAL */
+} mha_mask;
+
+/* ---- threads ---------------------------------------------------------------------- */
+
+typedef void (*mha_task)(void *arg, int index);
+
+/* How a call may use threads; all zero = serial. parallel_for must call task(arg, i) exactly
+   once for each i in 0..n-1, in any order, on any threads, and return when all are done.
+   It is called a few times per mha call, with n <= threads. With OpenMP:
+
+       static void omp_for(void *ctx, int n, mha_task task, void *arg)
+       {
+           (void)ctx;
+           #pragma omp parallel for schedule(static, 1)
+           for (int i = 0; i < n; i++) task(arg, i);
+       }
+       args.parallel.parallel_for = omp_for;  args.parallel.threads = omp_get_max_threads(); */
+typedef struct mha_parallel {
+    void (*parallel_for)(void *ctx, int n, mha_task task, void *arg);
+    void *ctx;   /* handed to parallel_for */
+    int threads; /* how many tasks to make, >= 1 when parallel_for is set */
+} mha_parallel;
+
+#if defined(MHA_THREADS) && !defined(MHA_NO_MALLOC)
+/* The built-in pool: threads stay alive between calls. Calls from several threads that share
+   one pool take turns. */
+typedef struct mha_pool mha_pool;
+
+/* threads counts the caller too; 0 = one per CPU. If the OS gives fewer threads than asked
+   for, the pool works with those: same results. On error *pool is set to null. */
+MHA_API mha_status mha_pool_create(mha_pool **pool, int threads);
+
+/* Waits for the threads to end. Null is fine. */
+MHA_API void mha_pool_free(mha_pool *pool);
+
+/* What to put into args.parallel. A null pool gives the serial default. */
+MHA_API mha_parallel mha_pool_parallel(mha_pool *pool);
+#endif
+
+/* ---- layer ------------------------------------------------------------------------- */
+
+typedef struct mha_config {
+    int d_model;    /* D: width of x and y. Required */
+    int n_heads;    /* H. Required */
+    int n_kv_heads; /* G: must divide n_heads. Default: n_heads */
+    int d_k;        /* width of a query/key head. Default: d_model / n_heads, which must divide */
+    int d_v;        /* width of a value head. Default: d_k */
+    int d_source;   /* width of the key/value source in cross-attention. Default: d_model */
+    int d_source_v; /* width of the value source, if it is another. Default: d_source */
+    float scale;    /* multiplies the scores. Default: 1/sqrt(d_k) */
+    mha_isa isa;    /* default: the best this CPU has */
+} mha_config;
+
+typedef enum mha_layout {
+    MHA_IN_OUT = 0, /* W [in][out], y = x W: the textbook's */
+    MHA_OUT_IN      /* W [out][in], y = x W^T: what PyTorch and safetensors hold */
+} mha_layout;
+
+/* Either qkv, or q and k and v. The fused matrix holds all query heads, then all key heads,
+   then all value heads, along its out axis: H*d_k + G*d_k + G*d_v. It needs
+   d_source = d_source_v = d_model. Biases: b_qkv, or any of b_q b_k b_v; null = none.
+   Only read by the call that is given it. */
+typedef struct mha_weights {
+    const float *qkv;                /* in D, out H*d_k + G*d_k + G*d_v */
+    const float *q;                  /* in D, out H*d_k */
+    const float *k;                  /* in d_source, out G*d_k */
+    const float *v;                  /* in d_source_v, out G*d_v */
+    const float *out;                /* W_O: in H*d_v, out D. Required */
+    const float *b_qkv;              /* [H*d_k + G*d_k + G*d_v] */
+    const float *b_q, *b_k, *b_v;    /* [H*d_k] [G*d_k] [G*d_v] */
+    const float *b_out;              /* [D] */
+    mha_layout layout;               /* of every matrix above. Default MHA_IN_OUT */
+} mha_weights;
+
+/* Weights packed for the kernels. Never changes once made: any number of threads may use
+   one layer at the same time. */
+typedef struct mha_layer mha_layer;
+
+/* Validates, allocates with MHA_MALLOC, packs. On error *layer is set to null. */
+#ifndef MHA_NO_MALLOC
+MHA_API mha_status mha_layer_create(mha_layer **layer, const mha_config *cfg,
+                                    const mha_weights *w);
+#endif
+
+/* Gives back what mha_layer_create took; does nothing to a layer made by mha_layer_init.
+   Null is fine. Freeing twice, or using a layer after, is undefined as with free(). */
+MHA_API void mha_layer_free(mha_layer *layer);
+
+/* The same in your memory: *bytes from mha_layer_size, any alignment; the layer lives inside
+   buffer, which must not move and is yours to free. */
+MHA_API mha_status mha_layer_size(const mha_config *cfg, size_t *bytes);
+MHA_API mha_status mha_layer_init(mha_layer **layer, void *buffer, size_t bytes,
+                                  const mha_config *cfg, const mha_weights *w);
+
+/* The status mha_layer_create would give (but for MHA_ERR_MEMORY). If why is not null, up to
+   why_size bytes of a sentence with the reason go there, always terminated; "" when MHA_OK. */
+MHA_API mha_status mha_layer_check(const mha_config *cfg, const mha_weights *w, char *why,
+                                   size_t why_size);
+
+/* The layer's configuration with every default filled in. Null for a null layer. */
+MHA_API const mha_config *mha_layer_config(const mha_layer *layer);
+
+/* One call. Pointers need the alignment of their type, no more. */
+typedef struct mha_args {
+    int batch;             /* B */
+    int seq;               /* T */
+    int source_seq;        /* S, when source is set (0: no keys at all). Else 0 or T */
+    const float *x;        /* [B,T,D] queries come from here */
+    const float *source;   /* [B,S,d_source] keys and values come from here. Null: from x */
+    const float *source_v; /* [B,S,d_source_v] values, if from elsewhere. Null: from source */
+    float *y;              /* [B,T,D]. May be x; must overlap nothing else */
+    mha_mask mask;
+    float *attn;      /* [B,H,T,S] attention weights, on request */
+    float *attn_mean; /* [B,T,S] attention weights averaged over the heads, on request */
+    float *lse;       /* [B,H,T] log-sum-exp of each row of masked scores, on request */
+    void *workspace;  /* mha_workspace_size bytes, any alignment. Null: from MHA_MALLOC */
+    size_t workspace_size;
+    mha_parallel parallel; /* default: serial */
+} mha_args;
+
+/* x [B,T,D] -> y [B,T,D]. */
+MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
+
+/* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads and
+   on which of source, attn, attn_mean are set. Pointers are not followed. */
+MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args,
+                                      size_t *bytes);
+
+/* The status mha_forward would give, and the reason: as mha_layer_check. */
+MHA_API mha_status mha_forward_check(const mha_layer *layer, const mha_args *args, char *why,
+                                     size_t why_size);
+
+/* ---- core: attention on q, k, v ------------------------------------------------------- */
+
+/* Distance in elements between batch elements, heads and positions; the d numbers of one head
+   at one position are adjacent. All three zero is the default: contiguous [B,H,T,d].
+       [B,H,T,d] {H*T*d, T*d, d}     [B,T,H,d] {T*H*d, d, H*d}
+       q, k, v side by side in [B,T,(H+G+G)*d]: {T*(H+2*G)*d, d, (H+2*G)*d}, three pointers */
+typedef struct mha_stride {
+    ptrdiff_t batch, head, seq;
+} mha_stride;
+
+typedef struct mha_sdpa_args {
+    int batch;      /* B */
+    int heads;      /* H. Required */
+    int kv_heads;   /* G: must divide heads. Default: heads */
+    int seq;        /* T */
+    int source_seq; /* S */
+    int d_k;        /* width of q and k. Required */
+    int d_v;        /* width of v and o. Default: d_k */
+    float scale;    /* default: 1/sqrt(d_k) */
+    const float *q; /* [B,H,T,d_k] */
+    const float *k; /* [B,G,S,d_k] */
+    const float *v; /* [B,G,S,d_v] */
+    float *o;       /* [B,H,T,d_v]. May be q, with q's strides and without attn and attn_mean;
+                       must overlap nothing else */
+    mha_stride q_stride, k_stride, v_stride, o_stride;
+    mha_mask mask;
+    float *attn;      /* [B,H,T,S] contiguous, on request */
+    float *attn_mean; /* [B,T,S] contiguous, on request */
+    float *lse;       /* [B,H,T] contiguous, on request */
+    void *workspace;  /* mha_sdpa_workspace_size bytes, any alignment. Null: from MHA_MALLOC */
+    size_t workspace_size;
+    mha_parallel parallel; /* default: serial */
+    mha_isa isa;           /* default: the best this CPU has */
+} mha_sdpa_args;
+
+/* o = softmax(q k^T * scale + bias, masked) v. Query head h uses key/value head h / (H/G). */
+MHA_API mha_status mha_sdpa(const mha_sdpa_args *args);
+MHA_API mha_status mha_sdpa_workspace_size(const mha_sdpa_args *args, size_t *bytes);
+MHA_API mha_status mha_sdpa_check(const mha_sdpa_args *args, char *why, size_t why_size);
+
+/* ---- the stages one by one -------------------------------------------------------------- */
+
+/* 1. x [B,T,D] -> q [B,T,H*d_k];  source [B,S,d_source] -> k [B,S,G*d_k], v [B,S,G*d_v].
+   Uses batch, seq, source_seq, x, source, source_v, workspace and parallel of args; q, k or v
+   may be null if not wanted. The workspace is that of mha_forward. */
+MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args, float *q,
+                                   float *k, float *v);
+
+/* 2. x [B,T,H*d] -> y [B,H,T,d]. x and y must not overlap. */
+MHA_API mha_status mha_split_heads(int batch, int seq, int heads, int d, const float *x,
+                                   float *y);
+
+/* 3. mha_sdpa.   4. x [B,H,T,d] -> y [B,T,H*d]. x and y must not overlap. */
+MHA_API mha_status mha_merge_heads(int batch, int seq, int heads, int d, const float *x,
+                                   float *y);
+
+/* 5. o [B,T,H*d_v] -> args->y [B,T,D]. Uses batch, seq, y, workspace, parallel of args. */
+MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args,
+                                   const float *o);
+
+/* The textbook's matrices of each head, W_i^Q (in D, out d_k, i < H), W_i^K (in D, out d_k,
+   i < G) and W_i^V (in D, out d_v, i < G), gathered into the fused matrix that
+   mha_weights.qkv wants, all in the given layout. fused holds D * (H*d_k + G*d_k + G*d_v). */
+MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout,
+                                  const float *const *w_q, const float *const *w_k,
+                                  const float *const *w_v, float *fused);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MHA_H */
+
+/* ================================================================================== */
+#if defined(MHA_IMPLEMENTATION) && !defined(MHA__IMPLEMENTED)
+#define MHA__IMPLEMENTED
+
+/* ==== >>platform ================================================================= */
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if (defined(MHA_MALLOC) && !defined(MHA_FREE)) || (!defined(MHA_MALLOC) && defined(MHA_FREE))
+#error "mha.h: define MHA_MALLOC and MHA_FREE together, or neither"
+#endif
+#if !defined(MHA_MALLOC) && !defined(MHA_NO_MALLOC)
+#include <stdlib.h>
+#define MHA_MALLOC(bytes) malloc(bytes)
+#define MHA_FREE(pointer) free(pointer)
+#endif
+
+/* Which kernels can be compiled here. On x86-64 they carry their target in an attribute, so that
+   plain cc -O2 has them; the CPU is asked at run time. */
+#if !defined(MHA_NO_SIMD) && !defined(__TINYC__)
+#if (defined(__GNUC__) && defined(__x86_64__)) || (defined(_MSC_VER) && defined(_M_X64))
+#define MHA__X86
+#include <immintrin.h>
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#define MHA__ARM64
+#include <arm_neon.h>
+#endif
+#endif
+
+#ifdef __GNUC__
+#define MHA__TARGET(isa) __attribute__((target(isa)))
+#define MHA__INLINE static inline __attribute__((always_inline))
+#else
+#define MHA__TARGET(isa)
+#define MHA__INLINE static __forceinline
+#endif
+
+/* Loops over accumulators must be unrolled whole, or gcc -O2 keeps them in memory: a third of the
+   speed. The loop over terms is unrolled by 4. */
+#if defined(__clang__)
+#define MHA__UNROLL _Pragma("clang loop unroll(full)")
+#define MHA__UNROLL4 _Pragma("clang loop unroll_count(4)")
+#elif defined(__GNUC__)
+#define MHA__UNROLL _Pragma("GCC unroll 16")
+#define MHA__UNROLL4 _Pragma("GCC unroll 4")
+#else
+#define MHA__UNROLL
+#define MHA__UNROLL4
+#endif
+
+/* gcc -O3 vectorises the portable product along k, at a quarter of the speed it has along the
+   16 columns. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define MHA__SCALAR __attribute__((optimize("no-tree-loop-vectorize")))
+#define MHA__UNROLL_SCALAR MHA__UNROLL
+#else
+#define MHA__SCALAR
+#define MHA__UNROLL_SCALAR
+#endif
+
+/* Units of work are handed out by an atomic counter. Where there is none, each lane takes
+   every n-th unit: same results, less even. */
+#if defined(__GNUC__) || defined(__clang__)
+#define MHA__FETCH_ADD(p) __atomic_fetch_add((p), (size_t)1, __ATOMIC_RELAXED)
+#elif defined(_MSC_VER) && defined(_WIN64)
+#include <intrin.h>
+#define MHA__FETCH_ADD(p) ((size_t)_InterlockedExchangeAdd64((volatile __int64 *)(p), 1))
+#endif
+
+#if defined(MHA_THREADS) && !defined(MHA_NO_MALLOC)
+#ifdef _WIN32
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#include <windows.h>
+typedef HANDLE mha__thread;
+typedef CRITICAL_SECTION mha__mutex;
+typedef CONDITION_VARIABLE mha__cond;
+#define MHA__THREAD_RESULT DWORD WINAPI
+#define MHA__THREAD_START(t, f, arg) \
+    ((*(t) = CreateThread(NULL, 0, (f), (arg), 0, NULL)) != NULL)
+#define MHA__THREAD_JOIN(t) (WaitForSingleObject((t), INFINITE), CloseHandle(t))
+#define MHA__MUTEX_INIT(m) InitializeCriticalSection(m)
+#define MHA__MUTEX_FREE(m) DeleteCriticalSection(m)
+#define MHA__LOCK(m) EnterCriticalSection(m)
+#define MHA__UNLOCK(m) LeaveCriticalSection(m)
+#define MHA__COND_INIT(c) InitializeConditionVariable(c)
+#define MHA__COND_FREE(c) ((void)(c))
+#define MHA__WAIT(c, m) SleepConditionVariableCS((c), (m), INFINITE)
+#define MHA__WAKE_ALL(c) WakeAllConditionVariable(c)
+#else
+#include <pthread.h>
+#include <unistd.h>
+typedef pthread_t mha__thread;
+typedef pthread_mutex_t mha__mutex;
+typedef pthread_cond_t mha__cond;
+#define MHA__THREAD_RESULT void *
+#define MHA__THREAD_START(t, f, arg) (pthread_create((t), NULL, (f), (arg)) == 0)
+#define MHA__THREAD_JOIN(t) pthread_join((t), NULL)
+#define MHA__MUTEX_INIT(m) pthread_mutex_init((m), NULL)
+#define MHA__MUTEX_FREE(m) pthread_mutex_destroy(m)
+#define MHA__LOCK(m) pthread_mutex_lock(m)
+#define MHA__UNLOCK(m) pthread_mutex_unlock(m)
+#define MHA__COND_INIT(c) pthread_cond_init((c), NULL)
+#define MHA__COND_FREE(c) pthread_cond_destroy(c)
+#define MHA__WAIT(c, m) pthread_cond_wait((c), (m))
+#define MHA__WAKE_ALL(c) pthread_cond_broadcast(c)
+#endif
+#endif
+
+/* ==== >>common =================================================================== */
+
+/* Infinities and NaN are told by their bits: comparisons with them are folded away under
+   -ffast-math, integers are not. */
+static uint32_t mha__bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static float mha__float(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+#define MHA__NINF 0xff800000u /* bits of -inf */
+#define MHA__LOG2E 1.44269504088896340736
+#define MHA__LN2 0.69314718055994530942
+
+static int mha__is_finite(float x)
+{
+    return (mha__bits(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+static ptrdiff_t mha__min(ptrdiff_t a, ptrdiff_t b)
+{
+    return a < b ? a : b;
+}
+
+static ptrdiff_t mha__max(ptrdiff_t a, ptrdiff_t b)
+{
+    return a > b ? a : b;
+}
+
+static ptrdiff_t mha__div_up(ptrdiff_t a, ptrdiff_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* Sizes are multiplied and added with saturation: what does not fit becomes MHA__TOO_BIG and
+   stays it, so one test at the end is enough. */
+#define MHA__TOO_BIG SIZE_MAX
+#define MHA__BIGGEST (SIZE_MAX / 2) /* PTRDIFF_MAX: the largest object there can be */
+
+static size_t mha__mul(size_t a, size_t b)
+{
+    return a != 0 && b > MHA__BIGGEST / a ? MHA__TOO_BIG : a * b;
+}
+
+static size_t mha__add(size_t a, size_t b)
+{
+    return a > MHA__BIGGEST || b > MHA__BIGGEST - a ? MHA__TOO_BIG : a + b;
+}
+
+/* bytes of a float tensor [a,b,c,d]; sizes are not negative */
+static size_t mha__floats(ptrdiff_t a, ptrdiff_t b, ptrdiff_t c, ptrdiff_t d)
+{
+    return mha__mul(mha__mul(mha__mul((size_t)a, (size_t)b), mha__mul((size_t)c, (size_t)d)),
+                    sizeof(float));
+}
+
+/* Takes bytes from the end of a plan of *total bytes, in whole cache lines; gives the offset. */
+static size_t mha__take(size_t *total, size_t bytes)
+{
+    size_t at = *total;
+    *total = mha__add(at, mha__mul(mha__add(bytes, 63) / 64, 64));
+    return at;
+}
+
+/* First multiple of 64 in a buffer. Plans start with 63 bytes for it. */
+static char *mha__align(void *buffer)
+{
+    char *p = (char *)buffer;
+    return p + (64 - (uintptr_t)p % 64) % 64;
+}
+
+/* Where an error sentence goes; at = null: nowhere. */
+typedef struct mha__why {
+    char *at;
+    size_t left;
+} mha__why;
+
+static void mha__say(mha__why *why, const char *text)
+{
+    for (; why->at && why->left > 1 && *text; text++, why->left--) *why->at++ = *text;
+    if (why->at && why->left) *why->at = 0;
+}
+
+/* Writes the sentence and returns the status. In text, @ stands for name and # for the next
+   of the two numbers. */
+static mha_status mha__fail(mha__why *why, mha_status status, const char *text, const char *name,
+                            long long a, long long b)
+{
+    for (; why->at && *text; text++) {
+        char piece[24];
+        char *p = piece + sizeof piece - 1;
+        unsigned long long u = a < 0 ? 0ull - (unsigned long long)a : (unsigned long long)a;
+        *p = 0;
+        if (*text == '@') {
+            mha__say(why, name);
+            continue;
+        }
+        if (*text == '#') {
+            do *--p = (char)('0' + (int)(u % 10));
+            while ((u /= 10) != 0);
+            if (a < 0) *--p = '-';
+            a = b;
+        } else {
+            *--p = *text;
+        }
+        mha__say(why, p);
+    }
+    return status;
+}
+
+static mha__why mha__why_make(char *at, size_t size)
+{
+    mha__why why;
+    why.at = size ? at : NULL;
+    why.left = size;
+    if (why.at) *why.at = 0;
+    return why;
+}
+
+/* 2^f on [-1/2, 1/2] = 1 + f*(C1 + f*(C2 + ...)): minimax, relative error 2e-9 before rounding.
+   Exactly 1 at 0, so that the largest score of a row has weight exactly 1. */
+#define MHA__EXP2_C1 0.693147182f
+#define MHA__EXP2_C2 0.240226477f
+#define MHA__EXP2_C3 0.0555033237f
+#define MHA__EXP2_C4 0.00961843692f
+#define MHA__EXP2_C5 0.0013398875f
+#define MHA__EXP2_C6 0.00015353362f
+
+/* 2^x for x <= 0. Exactly 0 below -126.5 and for -inf; NaN gives NaN. */
+static float mha__exp2(float x)
+{
+    uint32_t u = mha__bits(x);
+    if (u > 0xc2fd0000u && u <= MHA__NINF) return 0.0f; /* negative floats order by their bits */
+    if ((u & 0x7fffffffu) > 0x7f800000u) return x;
+    {
+        int n = (int)(x - 0.5f); /* to nearest, as x <= 0 */
+        float f = x - (float)n;
+        float p = MHA__EXP2_C6;
+        p = p * f + MHA__EXP2_C5;
+        p = p * f + MHA__EXP2_C4;
+        p = p * f + MHA__EXP2_C3;
+        p = p * f + MHA__EXP2_C2;
+        p = p * f + MHA__EXP2_C1;
+        p = p * f + 1.0f;
+        return p * mha__float((uint32_t)(n + 127) << 23);
+    }
+}
+
+/* ==== >>kernels ==================================================================
+
+   All the arithmetic is in three inner loops. They know two shapes of matrix:
+
+   panel  K x 16: K rows of 16 floats, one cache line each. The right operand: weights, keys
+          (row = one of the d_k dims, column = key) and values (row = key, column = dim).
+   tile   mr x N: ceil(N/16) blocks of mr rows of 16 floats. The left operand and the result.
+          Block p, row i, column c is at [(p*mr + i)*16 + c]. A tile of results is laid out as
+          a tile of operands: scores go from one product into the next as they lie.
+
+   The contract that keeps results the same however the work is cut (threads, batch, chunks):
+   every element of a product starts at zero or at what is there, and adds a[k]*b[k] for k = 0,
+   1, 2, ... in that order, each step rounded the same way. Cutting k in two, doing one row or
+   six, or adding terms where a is 0, then changes no bit.
+
+   mr is the tile height of an instruction set, from its register file. 16 columns a panel
+   everywhere, so that packed weights and keys look the same on all of them. */
+
+#define MHA__NR 16
+#define MHA__MR_MAX 16
+
+typedef struct mha__kernels {
+    mha_isa isa;
+    int mr;
+
+    /* c [m, 16*np] = start * c + a [m,k] * b, for m <= mr rows.
+       b: np panels, each b_panel floats after the one before. start: a factor per row; null
+       means c starts at zero and is not read. Rows from m on are neither read nor written. */
+    void (*gemm)(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_panel,
+                 float *c, const float *start);
+
+    /* One step of the running softmax over m rows of np blocks of scores in units of log2:
+           hi = max(top, max s);  alpha = 2^(top - hi);  s = 2^(s - hi);
+           sum = alpha * sum + total of s;  top = hi
+       -inf gives exactly 0 and NaN gives NaN. The total adds up 16 lanes over the blocks in
+       order, then lanes c and c+8, c+4, c+2, c+1. */
+    void (*softmax)(int m, int np, float *s, float *top, float *sum, float *alpha);
+
+    /* s = 2^(16 * (s - top)) * inv: final weights, once top and inv = 1/sum of a row are known,
+       from scores in units of 16. */
+    void (*weigh)(int m, int np, float *s, const float *top, const float *inv);
+} mha__kernels;
+
+/* ==== >>scalar =================================================================== */
+
+#define MHA__SCALAR_MR 4
+
+static MHA__SCALAR void mha__gemm_scalar(int m, int np, int k, const float *a, const float *b,
+                                         ptrdiff_t b_panel, float *c, const float *start)
+{
+    int p, i, kk, j;
+    for (p = 0; p < np; p++, b += b_panel, c += MHA__SCALAR_MR * MHA__NR) {
+        for (i = 0; i < m; i++) {
+            float acc[MHA__NR];
+            float *row = c + i * MHA__NR;
+            for (j = 0; j < MHA__NR; j++) acc[j] = start ? row[j] * start[i] : 0.0f;
+            for (kk = 0; kk < k; kk++) {
+                float x = a[(kk / MHA__NR * MHA__SCALAR_MR + i) * MHA__NR + kk % MHA__NR];
+                const float *y = b + (ptrdiff_t)kk * MHA__NR;
+                MHA__UNROLL_SCALAR
+                for (j = 0; j < MHA__NR; j++) acc[j] += x * y[j];
+            }
+            for (j = 0; j < MHA__NR; j++) row[j] = acc[j];
+        }
+    }
+}
+
+static void mha__softmax_scalar(int m, int np, float *s, float *top, float *sum, float *alpha)
+{
+    int p, i, j;
+    for (i = 0; i < m; i++) {
+        float total[MHA__NR] = {0};
+        float hi = top[i];
+        for (p = 0; p < np; p++) {
+            const float *row = s + (p * MHA__SCALAR_MR + i) * MHA__NR;
+            for (j = 0; j < MHA__NR; j++) hi = row[j] > hi ? row[j] : hi;
+        }
+        alpha[i] = mha__exp2(top[i] - hi);
+        top[i] = hi;
+        for (p = 0; p < np; p++) {
+            float *row = s + (p * MHA__SCALAR_MR + i) * MHA__NR;
+            for (j = 0; j < MHA__NR; j++) {
+                row[j] = mha__exp2(row[j] - hi);
+                total[j] += row[j];
+            }
+        }
+        for (p = MHA__NR / 2; p > 0; p /= 2)
+            for (j = 0; j < p; j++) total[j] += total[j + p];
+        sum[i] = sum[i] * alpha[i] + total[0];
+    }
+}
+
+static void mha__weigh_scalar(int m, int np, float *s, const float *top, const float *inv)
+{
+    int p, i, j;
+    for (p = 0; p < np; p++)
+        for (i = 0; i < m; i++)
+            for (j = 0; j < MHA__NR; j++) {
+                float *x = s + (p * MHA__SCALAR_MR + i) * MHA__NR + j;
+                *x = mha__exp2((*x - top[i]) * 16.0f) * inv[i];
+            }
+}
+
+static const mha__kernels mha__scalar = {MHA_ISA_SCALAR, MHA__SCALAR_MR, mha__gemm_scalar,
+                                         mha__softmax_scalar, mha__weigh_scalar};
+
+/* ==== >>avx2 ===================================================================== */
+
+#ifdef MHA__X86
+
+#define MHA__AVX2 MHA__TARGET("avx2,fma")
+#define MHA__AVX2_MR 6
+
+/* R rows times P panels, both constants where this is inlined: 2*R*P accumulators, which with
+   2*P panel registers and a broadcast must fit in 16 registers. 6x1 is 99 % of peak in L1. */
+MHA__INLINE MHA__AVX2 void mha__rows_avx2(const int R, const int P, int k, const float *a,
+                                          const float *b, ptrdiff_t b_panel, float *c,
+                                          const float *start)
+{
+    __m256 acc[MHA__AVX2_MR][8], x, y[8];
+    int i, p, kk, n;
+    MHA__UNROLL
+    for (i = 0; i < R; i++) {
+        x = start ? _mm256_broadcast_ss(start + i) : _mm256_setzero_ps();
+        MHA__UNROLL
+        for (p = 0; p < 2 * P; p++) {
+            const float *at = c + (p / 2 * MHA__AVX2_MR + i) * MHA__NR + p % 2 * 8;
+            acc[i][p] = start ? _mm256_mul_ps(_mm256_loadu_ps(at), x) : x;
+        }
+    }
+    for (; k > 0; k -= MHA__NR, a += (MHA__AVX2_MR - 1) * MHA__NR) {
+        n = k < MHA__NR ? k : MHA__NR;
+        MHA__UNROLL4
+        for (kk = 0; kk < n; kk++, a++, b += MHA__NR) {
+            MHA__UNROLL
+            for (p = 0; p < 2 * P; p++) y[p] = _mm256_loadu_ps(b + p / 2 * b_panel + p % 2 * 8);
+            MHA__UNROLL
+            for (i = 0; i < R; i++) {
+                x = _mm256_broadcast_ss(a + i * MHA__NR);
+                MHA__UNROLL
+                for (p = 0; p < 2 * P; p++) acc[i][p] = _mm256_fmadd_ps(x, y[p], acc[i][p]);
+            }
+        }
+    }
+    MHA__UNROLL
+    for (i = 0; i < R; i++) {
+        MHA__UNROLL
+        for (p = 0; p < 2 * P; p++)
+            _mm256_storeu_ps(c + (p / 2 * MHA__AVX2_MR + i) * MHA__NR + p % 2 * 8, acc[i][p]);
+    }
+}
+
+static MHA__AVX2 void mha__gemm_avx2(int m, int np, int k, const float *a, const float *b,
+                                     ptrdiff_t b_panel, float *c, const float *start)
+{
+    int did;
+    for (; np > 0; np -= did, b += did * b_panel, c += did * MHA__AVX2_MR * MHA__NR) {
+        did = 1;
+        switch (m) {
+        case 6: mha__rows_avx2(6, 1, k, a, b, b_panel, c, start); break;
+        case 5: mha__rows_avx2(5, 1, k, a, b, b_panel, c, start); break;
+        case 4: mha__rows_avx2(4, 1, k, a, b, b_panel, c, start); break;
+        case 3: mha__rows_avx2(3, 1, k, a, b, b_panel, c, start); break;
+        case 2:
+            if (np >= 2)
+                mha__rows_avx2(2, did = 2, k, a, b, b_panel, c, start);
+            else
+                mha__rows_avx2(2, 1, k, a, b, b_panel, c, start);
+            break;
+        default: /* one row: 4 panels at a time, or the additions wait for each other */
+            if (np >= 4)
+                mha__rows_avx2(1, did = 4, k, a, b, b_panel, c, start);
+            else
+                mha__rows_avx2(1, 1, k, a, b, b_panel, c, start);
+        }
+    }
+}
+
+/* 2^x for x <= 0 as mha__exp2. The factor 2^n is made of an integer held at -127, whose bits are
+   those of 0.0: it underflows to exactly 0 without a comparison. For x = -inf, x - n is NaN. */
+MHA__INLINE MHA__AVX2 __m256 mha__exp2_avx2(__m256 x)
+{
+    __m256i gone = _mm256_cmpeq_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(-0x00800000));
+    __m256 n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256i e = _mm256_max_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(-127));
+    __m256 f = _mm256_sub_ps(x, n), p = _mm256_set1_ps(MHA__EXP2_C6);
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C5));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C4));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C3));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C2));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C1));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+    e = _mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23);
+    p = _mm256_mul_ps(p, _mm256_castsi256_ps(e));
+    return _mm256_castsi256_ps(_mm256_andnot_si256(gone, _mm256_castps_si256(p)));
+}
+
+static MHA__AVX2 void mha__softmax_avx2(int m, int np, float *s, float *top, float *sum,
+                                        float *alpha)
+{
+    int p, i;
+    for (i = 0; i < m; i++) {
+        float *row = s + i * MHA__NR;
+        __m256 h0 = _mm256_broadcast_ss(top + i), h1 = h0, t0 = _mm256_setzero_ps(), t1 = t0;
+        __m128 h, t;
+        for (p = 0; p < np; p++) {
+            const float *at = row + p * MHA__AVX2_MR * MHA__NR;
+            h0 = _mm256_max_ps(_mm256_loadu_ps(at), h0);
+            h1 = _mm256_max_ps(_mm256_loadu_ps(at + 8), h1);
+        }
+        h0 = _mm256_max_ps(h0, h1);
+        h = _mm_max_ps(_mm256_castps256_ps128(h0), _mm256_extractf128_ps(h0, 1));
+        h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+        h = _mm_max_ss(h, _mm_movehdup_ps(h));
+        h0 = _mm256_broadcastss_ps(h);
+        for (p = 0; p < np; p++) {
+            float *at = row + p * MHA__AVX2_MR * MHA__NR;
+            __m256 e0 = mha__exp2_avx2(_mm256_sub_ps(_mm256_loadu_ps(at), h0));
+            __m256 e1 = mha__exp2_avx2(_mm256_sub_ps(_mm256_loadu_ps(at + 8), h0));
+            _mm256_storeu_ps(at, e0);
+            _mm256_storeu_ps(at + 8, e1);
+            t0 = _mm256_add_ps(t0, e0);
+            t1 = _mm256_add_ps(t1, e1);
+        }
+        t0 = _mm256_add_ps(t0, t1);
+        t = _mm_add_ps(_mm256_castps256_ps128(t0), _mm256_extractf128_ps(t0, 1));
+        t = _mm_add_ps(t, _mm_movehl_ps(t, t));
+        t = _mm_add_ss(t, _mm_movehdup_ps(t));
+        alpha[i] = mha__exp2(top[i] - _mm_cvtss_f32(h));
+        top[i] = _mm_cvtss_f32(h);
+        sum[i] = sum[i] * alpha[i] + _mm_cvtss_f32(t);
+    }
+}
+
+static MHA__AVX2 void mha__weigh_avx2(int m, int np, float *s, const float *top, const float *inv)
+{
+    int p, i, j;
+    for (p = 0; p < np; p++)
+        for (i = 0; i < m; i++)
+            for (j = 0; j < MHA__NR; j += 8) {
+                float *at = s + (p * MHA__AVX2_MR + i) * MHA__NR + j;
+                __m256 x = _mm256_sub_ps(_mm256_loadu_ps(at), _mm256_broadcast_ss(top + i));
+                x = mha__exp2_avx2(_mm256_mul_ps(x, _mm256_set1_ps(16.0f)));
+                x = _mm256_mul_ps(x, _mm256_broadcast_ss(inv + i));
+                _mm256_storeu_ps(at, x);
+            }
+}
+
+static const mha__kernels mha__avx2 = {MHA_ISA_AVX2, MHA__AVX2_MR, mha__gemm_avx2,
+                                       mha__softmax_avx2, mha__weigh_avx2};
+
+/* ==== >>avx512 =================================================================== */
+
+/* g++ 12 warns of its own headers: _mm512_undefined_ps is "used uninitialized" when inlined. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#define MHA__AVX512 MHA__TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
+#define MHA__AVX512_MR 6
+
+/* As mha__rows_avx2 with one register a panel. 6x4 takes 29 of 32 registers. */
+MHA__INLINE MHA__AVX512 void mha__rows_avx512(const int R, const int P, int k, const float *a,
+                                              const float *b, ptrdiff_t b_panel, float *c,
+                                              const float *start)
+{
+    __m512 acc[MHA__AVX512_MR][8], x, y[8];
+    int i, p, kk, n;
+    MHA__UNROLL
+    for (i = 0; i < R; i++) {
+        x = _mm512_set1_ps(start ? start[i] : 0.0f);
+        MHA__UNROLL
+        for (p = 0; p < P; p++) {
+            const float *at = c + (p * MHA__AVX512_MR + i) * MHA__NR;
+            acc[i][p] = start ? _mm512_mul_ps(_mm512_loadu_ps(at), x) : x;
+        }
+    }
+    for (; k > 0; k -= MHA__NR, a += (MHA__AVX512_MR - 1) * MHA__NR) {
+        n = k < MHA__NR ? k : MHA__NR;
+        MHA__UNROLL4
+        for (kk = 0; kk < n; kk++, a++, b += MHA__NR) {
+            MHA__UNROLL
+            for (p = 0; p < P; p++) y[p] = _mm512_loadu_ps(b + p * b_panel);
+            MHA__UNROLL
+            for (i = 0; i < R; i++) {
+                x = _mm512_set1_ps(a[i * MHA__NR]);
+                MHA__UNROLL
+                for (p = 0; p < P; p++) acc[i][p] = _mm512_fmadd_ps(x, y[p], acc[i][p]);
+            }
+        }
+    }
+    MHA__UNROLL
+    for (i = 0; i < R; i++) {
+        MHA__UNROLL
+        for (p = 0; p < P; p++)
+            _mm512_storeu_ps(c + (p * MHA__AVX512_MR + i) * MHA__NR, acc[i][p]);
+    }
+}
+
+static MHA__AVX512 void mha__gemm_avx512(int m, int np, int k, const float *a, const float *b,
+                                         ptrdiff_t b_panel, float *c, const float *start)
+{
+    int did;
+    for (; np > 0; np -= did, b += did * b_panel, c += did * MHA__AVX512_MR * MHA__NR) {
+        did = np >= 4 ? 4 : 1;
+        switch (did * 8 + m) {
+        case 38: mha__rows_avx512(6, 4, k, a, b, b_panel, c, start); break;
+        case 37: mha__rows_avx512(5, 4, k, a, b, b_panel, c, start); break;
+        case 36: mha__rows_avx512(4, 4, k, a, b, b_panel, c, start); break;
+        case 35: mha__rows_avx512(3, 4, k, a, b, b_panel, c, start); break;
+        case 34: mha__rows_avx512(2, 4, k, a, b, b_panel, c, start); break;
+        case 33: mha__rows_avx512(1, 4, k, a, b, b_panel, c, start); break;
+        case 14: mha__rows_avx512(6, 1, k, a, b, b_panel, c, start); break;
+        case 13: mha__rows_avx512(5, 1, k, a, b, b_panel, c, start); break;
+        case 12: mha__rows_avx512(4, 1, k, a, b, b_panel, c, start); break;
+        case 11: mha__rows_avx512(3, 1, k, a, b, b_panel, c, start); break;
+        case 10: mha__rows_avx512(2, 1, k, a, b, b_panel, c, start); break;
+        default: mha__rows_avx512(1, 1, k, a, b, b_panel, c, start);
+        }
+    }
+}
+
+/* As mha__exp2. reduce gives x - round(x), 0 for -inf; scalef by -inf gives 0. Results below
+   2^-126 are not flushed here: they are denormal, and exact to one bit of those. */
+MHA__INLINE MHA__AVX512 __m512 mha__exp2_avx512(__m512 x)
+{
+    __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(MHA__EXP2_C6);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C5));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C4));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C3));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C2));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C1));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, _mm512_sub_ps(x, f));
+}
+
+static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top, float *sum,
+                                            float *alpha)
+{
+    int p, i;
+    for (i = 0; i < m; i++) {
+        float *row = s + i * MHA__NR, hi;
+        __m512 h = _mm512_set1_ps(top[i]), t = _mm512_setzero_ps();
+        __m256 t8;
+        __m128 t4;
+        for (p = 0; p < np; p++)
+            h = _mm512_max_ps(_mm512_loadu_ps(row + p * MHA__AVX512_MR * MHA__NR), h);
+        hi = _mm512_reduce_max_ps(h);
+        h = _mm512_set1_ps(hi);
+        for (p = 0; p < np; p++) {
+            float *at = row + p * MHA__AVX512_MR * MHA__NR;
+            __m512 e = mha__exp2_avx512(_mm512_sub_ps(_mm512_loadu_ps(at), h));
+            _mm512_storeu_ps(at, e);
+            t = _mm512_add_ps(t, e);
+        }
+        t8 = _mm256_add_ps(_mm512_castps512_ps256(t), _mm512_extractf32x8_ps(t, 1));
+        t4 = _mm_add_ps(_mm256_castps256_ps128(t8), _mm256_extractf128_ps(t8, 1));
+        t4 = _mm_add_ps(t4, _mm_movehl_ps(t4, t4));
+        t4 = _mm_add_ss(t4, _mm_movehdup_ps(t4));
+        alpha[i] = mha__exp2(top[i] - hi);
+        top[i] = hi;
+        sum[i] = sum[i] * alpha[i] + _mm_cvtss_f32(t4);
+    }
+}
+
+static MHA__AVX512 void mha__weigh_avx512(int m, int np, float *s, const float *top,
+                                          const float *inv)
+{
+    int p, i;
+    for (p = 0; p < np; p++)
+        for (i = 0; i < m; i++) {
+            float *at = s + (p * MHA__AVX512_MR + i) * MHA__NR;
+            __m512 x = _mm512_sub_ps(_mm512_loadu_ps(at), _mm512_set1_ps(top[i]));
+            x = mha__exp2_avx512(_mm512_mul_ps(x, _mm512_set1_ps(16.0f)));
+            _mm512_storeu_ps(at, _mm512_mul_ps(x, _mm512_set1_ps(inv[i])));
+        }
+}
+
+static const mha__kernels mha__avx512 = {MHA_ISA_AVX512, MHA__AVX512_MR, mha__gemm_avx512,
+                                         mha__softmax_avx512, mha__weigh_avx512};
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
+#endif /* MHA__X86 */
+
+/* ==== >>neon ===================================================================== */
+
+#ifdef MHA__ARM64
+
+#define MHA__NEON_MR 6
+
+/* As mha__rows_avx2 with four registers a panel: 6x1 takes 29 of 32. */
+MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float *b, float *c,
+                                const float *start)
+{
+    float32x4_t acc[MHA__NEON_MR][4], x, y[4];
+    int i, j, kk, n;
+    MHA__UNROLL
+    for (i = 0; i < R; i++) {
+        x = vdupq_n_f32(start ? start[i] : 0.0f);
+        MHA__UNROLL
+        for (j = 0; j < 4; j++)
+            acc[i][j] = start ? vmulq_f32(vld1q_f32(c + i * MHA__NR + 4 * j), x) : x;
+    }
+    for (; k > 0; k -= MHA__NR, a += (MHA__NEON_MR - 1) * MHA__NR) {
+        n = k < MHA__NR ? k : MHA__NR;
+        MHA__UNROLL4
+        for (kk = 0; kk < n; kk++, a++, b += MHA__NR) {
+            MHA__UNROLL
+            for (j = 0; j < 4; j++) y[j] = vld1q_f32(b + 4 * j);
+            MHA__UNROLL
+            for (i = 0; i < R; i++) {
+                x = vld1q_dup_f32(a + i * MHA__NR);
+                MHA__UNROLL
+                for (j = 0; j < 4; j++) acc[i][j] = vfmaq_f32(acc[i][j], x, y[j]);
+            }
+        }
+    }
+    MHA__UNROLL
+    for (i = 0; i < R; i++) {
+        MHA__UNROLL
+        for (j = 0; j < 4; j++) vst1q_f32(c + i * MHA__NR + 4 * j, acc[i][j]);
+    }
+}
+
+static void mha__gemm_neon(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_panel,
+                           float *c, const float *start)
+{
+    for (; np > 0; np--, b += b_panel, c += MHA__NEON_MR * MHA__NR)
+        switch (m) {
+        case 6: mha__rows_neon(6, k, a, b, c, start); break;
+        case 5: mha__rows_neon(5, k, a, b, c, start); break;
+        case 4: mha__rows_neon(4, k, a, b, c, start); break;
+        case 3: mha__rows_neon(3, k, a, b, c, start); break;
+        case 2: mha__rows_neon(2, k, a, b, c, start); break;
+        default: mha__rows_neon(1, k, a, b, c, start);
+        }
+}
+
+/* As mha__exp2_avx2. */
+MHA__INLINE float32x4_t mha__exp2_neon(float32x4_t x)
+{
+    uint32x4_t gone = vceqq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(MHA__NINF));
+    float32x4_t n = vrndnq_f32(x), f = vsubq_f32(x, n), p = vdupq_n_f32(MHA__EXP2_C6);
+    int32x4_t e = vmaxq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(-127));
+    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C5), p, f);
+    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C4), p, f);
+    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C3), p, f);
+    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C2), p, f);
+    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C1), p, f);
+    p = vfmaq_f32(vdupq_n_f32(1.0f), p, f);
+    e = vshlq_n_s32(vaddq_s32(e, vdupq_n_s32(127)), 23);
+    p = vmulq_f32(p, vreinterpretq_f32_s32(e));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(p), gone));
+}
+
+static void mha__softmax_neon(int m, int np, float *s, float *top, float *sum, float *alpha)
+{
+    int p, i, j;
+    for (i = 0; i < m; i++) {
+        float *row = s + i * MHA__NR, hi;
+        float32x4_t h = vdupq_n_f32(top[i]), t[4], u;
+        for (p = 0; p < np; p++)
+            for (j = 0; j < 4; j++) {
+                u = vld1q_f32(row + p * MHA__NEON_MR * MHA__NR + 4 * j);
+                h = vbslq_f32(vcgtq_f32(u, h), u, h);
+            }
+        hi = vmaxvq_f32(h);
+        h = vdupq_n_f32(hi);
+        for (j = 0; j < 4; j++) t[j] = vdupq_n_f32(0.0f);
+        for (p = 0; p < np; p++)
+            for (j = 0; j < 4; j++) {
+                float *at = row + p * MHA__NEON_MR * MHA__NR + 4 * j;
+                u = mha__exp2_neon(vsubq_f32(vld1q_f32(at), h));
+                vst1q_f32(at, u);
+                t[j] = vaddq_f32(t[j], u);
+            }
+        u = vaddq_f32(vaddq_f32(t[0], t[2]), vaddq_f32(t[1], t[3]));
+        alpha[i] = mha__exp2(top[i] - hi);
+        top[i] = hi;
+        sum[i] = sum[i] * alpha[i] + vaddvq_f32(u);
+    }
+}
+
+static void mha__weigh_neon(int m, int np, float *s, const float *top, const float *inv)
+{
+    int p, i, j;
+    for (p = 0; p < np; p++)
+        for (i = 0; i < m; i++)
+            for (j = 0; j < MHA__NR; j += 4) {
+                float *at = s + (p * MHA__NEON_MR + i) * MHA__NR + j;
+                float32x4_t x = vsubq_f32(vld1q_f32(at), vdupq_n_f32(top[i]));
+                x = mha__exp2_neon(vmulq_n_f32(x, 16.0f));
+                vst1q_f32(at, vmulq_n_f32(x, inv[i]));
+            }
+}
+
+static const mha__kernels mha__neon = {MHA_ISA_NEON, MHA__NEON_MR, mha__gemm_neon,
+                                       mha__softmax_neon, mha__weigh_neon};
+
+#endif /* MHA__ARM64 */
+
+/* ==== >>dispatch ================================================================= */
+
+#ifdef MHA__X86
+static int mha__cpu_has(mha_isa isa)
+{
+#if defined(_MSC_VER) && !defined(__clang__)
+    int r[4];
+    unsigned long long os;
+    __cpuid(r, 0);
+    if (r[0] < 7) return 0;
+    __cpuid(r, 1); /* ecx: bit 12 FMA, 27 OSXSAVE, 28 AVX */
+    if ((r[2] & 0x18001000) != 0x18001000) return 0;
+    os = _xgetbv(0); /* what the OS saves: bits 1, 2 ymm; 5, 6, 7 zmm */
+    __cpuidex(r, 7, 0); /* ebx: bit 5 AVX2, 16 AVX512F, 17 DQ, 30 BW, 31 VL */
+    if (isa == MHA_ISA_AVX2) return (os & 6) == 6 && (r[1] & 0x20) != 0;
+    return (os & 0xe6) == 0xe6 && ((unsigned)r[1] & 0xc0030020u) == 0xc0030020u;
+#else
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+    return isa == MHA_ISA_AVX2 ||
+           (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
+#endif
+}
+#endif
+
+/* The table for an isa, null if it is not to be had here. */
+static const mha__kernels *mha__kernels_for(mha_isa isa)
+{
+#ifdef MHA__X86
+    if ((isa == MHA_ISA_AUTO || isa == MHA_ISA_AVX512) && mha__cpu_has(MHA_ISA_AVX512))
+        return &mha__avx512;
+    if ((isa == MHA_ISA_AUTO || isa == MHA_ISA_AVX2) && mha__cpu_has(MHA_ISA_AVX2))
+        return &mha__avx2;
+#endif
+#ifdef MHA__ARM64
+    if (isa == MHA_ISA_AUTO || isa == MHA_ISA_NEON) return &mha__neon;
+#endif
+    return isa == MHA_ISA_AUTO || isa == MHA_ISA_SCALAR ? &mha__scalar : NULL;
+}
+
+/* ==== >>pack =====================================================================
+
+   How the operands lie in memory, and the copies that put them there. */
+
+/* Where element (b, h, t, c) of a tensor [B,H,T,d] is: at data + b*batch + h*head
+   + t/16*t_hi + t%16*t_lo + c/16*c_hi + c%16*c_lo. Three layouts are enough. */
+typedef struct mha__place {
+    float *data;
+    ptrdiff_t batch, head, t_hi, t_lo, c_hi, c_lo;
+} mha__place;
+
+/* rows of d floats, as the caller has them */
+static mha__place mha__place_rows(float *data, mha_stride s)
+{
+    mha__place p;
+    p.data = data;
+    p.batch = s.batch;
+    p.head = s.head;
+    p.t_hi = MHA__NR * s.seq;
+    p.t_lo = s.seq;
+    p.c_hi = MHA__NR;
+    p.c_lo = 1;
+    return p;
+}
+
+/* keys as the right operand of q k^T: panels of 16 keys, [G][S/16][d][16] */
+static mha__place mha__place_keys(float *data, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
+{
+    mha__place p;
+    p.data = data;
+    p.t_hi = d * MHA__NR;
+    p.t_lo = 1;
+    p.c_hi = MHA__NR * MHA__NR;
+    p.c_lo = MHA__NR;
+    p.head = mha__div_up(seq, MHA__NR) * p.t_hi;
+    p.batch = heads * p.head;
+    return p;
+}
+
+/* values as the right operand of p v: panels of 16 dims, [G][d/16][S][16] */
+static mha__place mha__place_values(float *data, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
+{
+    mha__place p;
+    p.data = data;
+    p.t_hi = MHA__NR * MHA__NR;
+    p.t_lo = MHA__NR;
+    p.c_hi = seq * MHA__NR;
+    p.c_lo = 1;
+    p.head = mha__div_up(d, MHA__NR) * p.c_hi;
+    p.batch = heads * p.head;
+    return p;
+}
+
+/* floats of the two packed layouts */
+static size_t mha__keys_bytes(ptrdiff_t batch, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
+{
+    return mha__mul(mha__floats(batch, heads, mha__div_up(seq, MHA__NR), d), MHA__NR);
+}
+
+static size_t mha__values_bytes(ptrdiff_t batch, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
+{
+    return mha__mul(mha__floats(batch, heads, seq, mha__div_up(d, MHA__NR)), MHA__NR);
+}
+
+/* Columns c .. c+n-1 (n <= 16, c a multiple of 16) of position t. */
+static void mha__put(const mha__place *to, ptrdiff_t b, ptrdiff_t h, ptrdiff_t t, ptrdiff_t c,
+                     int n, const float *v)
+{
+    float *p = to->data + b * to->batch + h * to->head + t / MHA__NR * to->t_hi +
+               t % MHA__NR * to->t_lo + c / MHA__NR * to->c_hi;
+    int j;
+    if (to->c_lo == 1)
+        for (j = 0; j < n; j++) p[j] = v[j];
+    else
+        for (j = 0; j < n; j++) p[j * to->c_lo] = v[j];
+}
+
+/* Row i of a tile: k floats of src, times mul. */
+static void mha__tile_row(float *tile, int mr, int i, ptrdiff_t k, const float *src, float mul)
+{
+    ptrdiff_t c;
+    int j, n;
+    for (c = 0; c < k; c += MHA__NR) {
+        float *to = tile + (c / MHA__NR * mr + i) * MHA__NR;
+        n = (int)mha__min(MHA__NR, k - c);
+        for (j = 0; j < n; j++) to[j] = src[c + j] * mul;
+    }
+}
+
+/* floats of a tile with n columns */
+static ptrdiff_t mha__tile_floats(int mr, ptrdiff_t n)
+{
+    return mha__div_up(n, MHA__NR) * mr * MHA__NR;
+}
+
+/* A projection x W + b whose result is [B,heads,T,d]. Each head has panels of its own, zeros
+   filling the last: [heads][d/16][in][16], and the bias the same way: [heads][d/16][16]. */
+typedef struct mha__matrix {
+    const float *w, *b;
+    ptrdiff_t in, heads, d, head_panels;
+} mha__matrix;
+
+static mha__matrix mha__matrix_make(ptrdiff_t in, ptrdiff_t heads, ptrdiff_t d)
+{
+    mha__matrix m;
+    m.w = m.b = NULL;
+    m.in = in;
+    m.heads = heads;
+    m.d = d;
+    m.head_panels = mha__div_up(d, MHA__NR);
+    return m;
+}
+
+static size_t mha__matrix_bytes(const mha__matrix *m, ptrdiff_t rows)
+{
+    return mha__floats(m->heads, m->head_panels, rows, MHA__NR);
+}
+
+/* Packs W, whose element (k, n) is at src[k*in_stride + n*out_stride], and its bias. */
+static void mha__matrix_pack(const mha__matrix *m, float *w, float *b, const float *src,
+                             ptrdiff_t in_stride, ptrdiff_t out_stride, const float *bias)
+{
+    ptrdiff_t h, p, k;
+    int j, n;
+    for (h = 0; h < m->heads; h++)
+        for (p = 0; p < m->head_panels; p++, b += MHA__NR) {
+            ptrdiff_t col = h * m->d + p * MHA__NR;
+            n = (int)mha__min(MHA__NR, m->d - p * MHA__NR);
+            for (j = 0; j < MHA__NR; j++) b[j] = bias && j < n ? bias[col + j] : 0.0f;
+            for (k = 0; k < m->in; k++, w += MHA__NR)
+                for (j = 0; j < MHA__NR; j++)
+                    w[j] = j < n ? src[k * in_stride + (col + j) * out_stride] : 0.0f;
+        }
+}
+
+/* ---- units of work --------------------------------------------------------------- */
+
+/* A phase of a call: units 0..units-1, independent of each other, done by up to
+   parallel.threads lanes, each with its own scratch memory. */
+typedef struct mha__phase {
+    void (*unit)(const void *job, ptrdiff_t unit, float *scratch);
+    const void *job;
+    ptrdiff_t units;
+    char *scratch;
+    size_t scratch_bytes; /* of one lane */
+    int lanes;
+    size_t next;
+} mha__phase;
+
+static void mha__lane(void *arg, int lane)
+{
+    mha__phase *ph = (mha__phase *)arg;
+    float *scratch = (float *)(void *)(ph->scratch + (size_t)lane * ph->scratch_bytes);
+    ptrdiff_t u;
+#ifdef MHA__FETCH_ADD
+    if (ph->lanes > 1) {
+        while ((u = (ptrdiff_t)MHA__FETCH_ADD(&ph->next)) < ph->units)
+            ph->unit(ph->job, u, scratch);
+        return;
+    }
+#endif
+    for (u = lane; u < ph->units; u += ph->lanes) ph->unit(ph->job, u, scratch);
+}
+
+static void mha__run(void (*unit)(const void *, ptrdiff_t, float *), const void *job,
+                     ptrdiff_t units, const mha_parallel *par, char *scratch,
+                     size_t scratch_bytes)
+{
+    mha__phase ph;
+    ph.unit = unit;
+    ph.job = job;
+    ph.units = units;
+    ph.scratch = scratch;
+    ph.scratch_bytes = scratch_bytes;
+    ph.lanes = par->parallel_for ? (int)mha__min(par->threads, units) : 1;
+    ph.next = 0;
+    if (ph.lanes > 1)
+        par->parallel_for(par->ctx, ph.lanes, mha__lane, &ph);
+    else
+        mha__lane(&ph, 0);
+}
+
+/* ==== >>project ==================================================================
+
+   x [rows, K] times packed matrices, plus bias, each head written where it is wanted. */
+
+#define MHA__K_BLOCK 768 /* terms per pass: a 64-column block of weights, 192 KiB, stays in L2 */
+#define MHA__N_BLOCK 4   /* panels per pass */
+#define MHA__M_FLOATS 32768 /* of x packed at a time: 128 KiB */
+
+typedef struct mha__project_job {
+    const mha__kernels *kern;
+    const float *x;
+    ptrdiff_t rows, seq, k; /* row r is position r % seq of batch element r / seq */
+    int n;                  /* matrices that share x */
+    const mha__matrix *mat[3];
+    mha__place to[3];
+    ptrdiff_t row_block, panels, chunk, chunks; /* a unit: row_block rows x chunk panels */
+} mha__project_job;
+
+/* rows of x that are packed at a time */
+static ptrdiff_t mha__row_block(const mha__kernels *kern, ptrdiff_t k)
+{
+    ptrdiff_t rows = mha__min(mha__max(MHA__M_FLOATS / k, kern->mr), 96);
+    return rows / kern->mr * kern->mr;
+}
+
+static size_t mha__project_scratch(const mha__kernels *kern, ptrdiff_t k)
+{
+    return mha__floats(mha__row_block(kern, k), mha__div_up(k, MHA__NR) + MHA__N_BLOCK, MHA__NR, 1);
+}
+
+static const float mha__ones[MHA__MR_MAX] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+/* Adds the bias to a tile of np panels from panel p on and puts it where it belongs.
+   The tile's first row is row r of x. */
+static void mha__project_store(const mha__project_job *job, int which, ptrdiff_t r, int m,
+                               ptrdiff_t p, int np, const float *tile)
+{
+    const mha__matrix *mat = job->mat[which];
+    int i, q, j;
+    for (i = 0; i < m; i++) {
+        ptrdiff_t b = (r + i) / job->seq, t = (r + i) % job->seq;
+        for (q = 0; q < np; q++) {
+            const float *v = tile + (q * job->kern->mr + i) * MHA__NR;
+            const float *bias = mat->b + (p + q) * MHA__NR;
+            ptrdiff_t h = (p + q) / mat->head_panels, c = (p + q) % mat->head_panels * MHA__NR;
+            float out[MHA__NR];
+            for (j = 0; j < MHA__NR; j++) out[j] = v[j] + bias[j];
+            mha__put(&job->to[which], b, h, t, c, (int)mha__min(MHA__NR, mat->d - c), out);
+        }
+    }
+}
+
+static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__project_job *job = (const mha__project_job *)arg;
+    const mha__kernels *kern = job->kern;
+    ptrdiff_t r0 = unit / job->chunks * job->row_block;
+    ptrdiff_t rows = mha__min(job->row_block, job->rows - r0);
+    ptrdiff_t first = unit % job->chunks * job->chunk;
+    ptrdiff_t last = mha__min(first + job->chunk, job->panels);
+    ptrdiff_t tile = mha__tile_floats(kern->mr, job->k);
+    ptrdiff_t tiles = mha__div_up(rows, kern->mr);
+    float *a = scratch, *c = scratch + tiles * tile;
+    ptrdiff_t ctile = MHA__N_BLOCK * kern->mr * MHA__NR;
+    ptrdiff_t i, p, k0, base = 0;
+    int which, np, kn, m;
+
+    for (i = 0; i < rows; i++)
+        mha__tile_row(a + i / kern->mr * tile, kern->mr, (int)(i % kern->mr), job->k,
+                      job->x + (r0 + i) * job->k, 1.0f);
+
+    for (which = 0; which < job->n; which++) {
+        const mha__matrix *mat = job->mat[which];
+        ptrdiff_t panels = mat->heads * mat->head_panels;
+        ptrdiff_t end = mha__min(last - base, panels);
+        for (p = mha__max(first - base, 0); p < end; p += np) {
+            const float *w = mat->w + p * job->k * MHA__NR;
+            np = (int)mha__min(MHA__N_BLOCK, end - p);
+            for (k0 = 0; k0 < job->k; k0 += MHA__K_BLOCK) {
+                kn = (int)mha__min(MHA__K_BLOCK, job->k - k0);
+                for (i = 0; i < tiles; i++) {
+                    m = (int)mha__min(kern->mr, rows - i * kern->mr);
+                    kern->gemm(m, np, kn, a + i * tile + k0 * kern->mr, w + k0 * MHA__NR,
+                               job->k * MHA__NR, c + i * ctile, k0 ? mha__ones : NULL);
+                }
+            }
+            for (i = 0; i < tiles; i++) {
+                m = (int)mha__min(kern->mr, rows - i * kern->mr);
+                mha__project_store(job, which, r0 + i * kern->mr, m, p, np, c + i * ctile);
+            }
+        }
+        base += panels;
+    }
+}
+
+/* x [rows, mat[0]->in] through n matrices. A unit is a block of rows; when there are fewer of
+   those than twice the threads, the panels are shared out too. */
+static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t batch, ptrdiff_t seq,
+                         int n, const mha__matrix *const *mat, const mha__place *to,
+                         const mha_parallel *par, char *scratch, size_t scratch_bytes)
+{
+    mha__project_job job;
+    ptrdiff_t blocks, want;
+    int i;
+    job.kern = kern;
+    job.x = x;
+    job.rows = batch * seq;
+    job.seq = seq;
+    job.n = n;
+    job.k = mat[0]->in;
+    job.panels = 0;
+    for (i = 0; i < n; i++) {
+        job.mat[i] = mat[i];
+        job.to[i] = to[i];
+        job.panels += mat[i]->heads * mat[i]->head_panels;
+    }
+    job.row_block = mha__row_block(kern, job.k);
+    blocks = mha__div_up(job.rows, job.row_block);
+    want = par->parallel_for && blocks ? mha__div_up(2 * (ptrdiff_t)par->threads, blocks) : 1;
+    job.chunk = mha__div_up(mha__div_up(job.panels, want), MHA__N_BLOCK) * MHA__N_BLOCK;
+    job.chunks = mha__div_up(job.panels, job.chunk);
+    mha__run(mha__project_unit, &job, blocks * job.chunks, par, scratch, scratch_bytes);
+}
+
+/* ==== >>attend ===================================================================
+
+   softmax(q k^T * scale + bias, masked) v, streamed over blocks of keys: only a tile of scores
+   exists at any time. A row keeps its largest score so far (top), the sum of 2^(score - top)
+   and the weighted sum of values; when a block raises top, the two sums are scaled down.
+
+   Scores are in units of log2: q is multiplied by scale * log2(e) when it is packed, biases by
+   log2(e) when they are added, so that e^x becomes 2^x.
+
+   Blocks of keys start at multiples of MHA__KEYS whatever the query, so that a row's sums are
+   cut at the same places in every run. The number changes bits: it is fixed, for all ISAs.
+   256 keys of d = 64 are 64 KiB of k and as much of v, which stay in L2. */
+
+#define MHA__KEYS 256
+#define MHA__ROWS 96 /* of q per unit: what k and v are read from memory for */
+
+typedef struct mha__attend_job {
+    const mha__kernels *kern;
+    ptrdiff_t batch, heads, kv_heads, seq, keys, d_k, d_v;
+    float scale; /* times log2(e) */
+    const float *q;
+    mha_stride q_stride;
+    mha__place k, v; /* packed */
+    float *o;
+    mha_stride o_stride;
+    mha_mask mask; /* strides resolved */
+    float *lse, *attn, *attn_mean;
+    float *top, *inv;         /* [B,H,T] of each row, kept for attn; else null */
+    ptrdiff_t queries, tiles; /* a unit: queries queries of the heads of one kv head */
+} mha__attend_job;
+
+/* How many of the first keys query i of batch element b may see, masks aside. */
+static ptrdiff_t mha__visible(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t i)
+{
+    ptrdiff_t n = job->mask.key_len ? job->mask.key_len[b] : job->keys;
+    if (job->mask.causal == MHA_CAUSAL) n = mha__min(n, i + 1 + job->keys - job->seq);
+    if (job->mask.causal == MHA_CAUSAL_UPPER_LEFT) n = mha__min(n, i + 1);
+    return mha__max(n, 0);
+}
+
+/* Biases and exclusions on one row of a tile of scores: keys j0 .. j0 + 16*np - 1 of which the
+   first n are visible. Excluded keys become -inf. Returns 1 if any key is left. */
+static int mha__mask_row(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t h, ptrdiff_t i,
+                         ptrdiff_t j0, ptrdiff_t n, int np, float unit, float *row)
+{
+    const mha_mask *mask = &job->mask;
+    const mha_mask_stride *as = &mask->allow_stride, *bs = &mask->bias_stride;
+    ptrdiff_t step = (ptrdiff_t)job->kern->mr * MHA__NR, j;
+    float log2e = (float)MHA__LOG2E * unit;
+    int any = 0;
+    if (n > 0 && (mask->allow || mask->bias)) {
+        const unsigned char *allow =
+            mask->allow ? mask->allow + b * as->batch + h * as->head + i * as->query + j0 * as->key
+                        : NULL;
+        const float *bias =
+            mask->bias ? mask->bias + b * bs->batch + h * bs->head + i * bs->query + j0 * bs->key
+                       : NULL;
+        for (j = 0; j < n; j++) {
+            float *s = row + j / MHA__NR * step + j % MHA__NR;
+            if ((allow && !allow[j * as->key]) ||
+                (bias && mha__bits(bias[j * bs->key]) == MHA__NINF)) {
+                *s = mha__float(MHA__NINF);
+            } else {
+                any = 1;
+                if (bias) *s += bias[j * bs->key] * log2e;
+            }
+        }
+    } else {
+        any = n > 0;
+    }
+    for (j = mha__max(n, 0); j < np * MHA__NR; j++)
+        row[j / MHA__NR * step + j % MHA__NR] = mha__float(MHA__NINF);
+    return any;
+}
+
+/* scratch of a lane: q and o of a unit as tiles, one tile of scores, four numbers a row */
+static ptrdiff_t mha__unit_rows(const mha__kernels *kern, ptrdiff_t group)
+{
+    return mha__div_up(mha__max(MHA__ROWS, group), kern->mr) * kern->mr;
+}
+
+static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptrdiff_t d_k,
+                                  ptrdiff_t d_v)
+{
+    ptrdiff_t rows = mha__unit_rows(kern, group);
+    size_t bytes = mha__floats(rows, mha__div_up(d_k, MHA__NR), MHA__NR, 1);
+    bytes = mha__add(bytes, mha__floats(rows, mha__div_up(d_v, MHA__NR), MHA__NR, 1));
+    bytes = mha__add(bytes, mha__floats(kern->mr, MHA__KEYS, 1, 1));
+    return mha__add(bytes, mha__floats(rows, 4, 1, 1));
+}
+
+/* ---- the careful way ----
+
+   Two things can spoil a row that should be fine: something non-finite in v that other rows of
+   its tile see (0 * NaN is NaN), and scores so large that times log2(e) they are no float. Both
+   show in the result, so nothing is paid for them beforehand: the unit is done again with scores
+   in units of 16 and values taken key by key. Where the first way was right, the second gives the
+   same bits: the factor is a power of two, and the sums add the same terms in the same order. */
+
+#define MHA__CAREFUL (1.0f / 16.0f)
+
+/* As kern->softmax, for scores in units of 1 / MHA__CAREFUL. */
+static void mha__careful_softmax(const mha__kernels *kern, int m, int np, float *s, float *top,
+                                 float *sum, float *alpha)
+{
+    int i, p, j;
+    for (i = 0; i < m; i++) {
+        float hi = top[i], zero = 0.0f, total = 0.0f, unused;
+        for (p = 0; p < np; p++)
+            for (j = 0; j < MHA__NR; j++) {
+                float x = s[(p * kern->mr + i) * MHA__NR + j];
+                hi = x > hi ? x : hi;
+            }
+        for (p = 0; p < np; p++)
+            for (j = 0; j < MHA__NR; j++) {
+                float *x = s + (p * kern->mr + i) * MHA__NR + j;
+                *x = (*x - hi) / MHA__CAREFUL;
+            }
+        kern->softmax(1, np, s + i * MHA__NR, &zero, &total, &unused);
+        alpha[i] = mha__exp2((top[i] - hi) / MHA__CAREFUL);
+        sum[i] = sum[i] * alpha[i] + total;
+        top[i] = hi;
+    }
+}
+
+/* o tile = alpha * o + p tile * v, each value only for the rows that see it. */
+static void mha__careful_pv(const mha__attend_job *job, int m, int n,
+                            const unsigned char *excluded, const float *p, const float *v,
+                            float *o, const float *alpha)
+{
+    const mha__kernels *kern = job->kern;
+    int panels = (int)mha__div_up(job->d_v, MHA__NR), i, j;
+    for (i = 0; i < m; i++) {
+        kern->gemm(1, panels, 0, p, v, 0, o + i * MHA__NR, alpha + i);
+        for (j = 0; j < n; j++)
+            if (!excluded[i * MHA__KEYS + j])
+                kern->gemm(1, panels, 1,
+                           p + (j / MHA__NR * kern->mr + i) * MHA__NR + j % MHA__NR,
+                           v + (ptrdiff_t)j * MHA__NR, job->v.c_hi, o + i * MHA__NR, mha__ones);
+    }
+}
+
+/* Scores of a tile of m rows against np panels of keys from j0 on, masked. rows: head and query
+   of each row; unit: 1, or MHA__CAREFUL. seen[i] is set to 1 where a row sees a key here, and
+   *masked if any row does not see them all. Returns how many of these keys the rows see at most;
+   0: none. */
+typedef struct mha__row {
+    ptrdiff_t head, query;
+} mha__row;
+
+static int mha__scores(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, const mha__row *rows,
+                       int m, ptrdiff_t j0, float unit, const float *q, float *s, float *seen,
+                       int *masked)
+{
+    const mha__kernels *kern = job->kern;
+    ptrdiff_t n[MHA__MR_MAX], most = 0;
+    int i, np, any = 0;
+    for (i = 0; i < m; i++) {
+        n[i] = mha__min(mha__visible(job, b, rows[i].query) - j0, MHA__KEYS);
+        most = mha__max(most, n[i]);
+    }
+    if (most == 0) return 0;
+    np = (int)mha__div_up(most, MHA__NR);
+    kern->gemm(m, np, (int)job->d_k, q,
+               job->k.data + b * job->k.batch + g * job->k.head + j0 / MHA__NR * job->k.t_hi,
+               job->k.t_hi, s, NULL);
+    for (i = 0; i < m; i++) {
+        int partly = n[i] < np * MHA__NR || job->mask.allow || job->mask.bias;
+        int sees = partly ? mha__mask_row(job, b, rows[i].head, rows[i].query, j0, n[i], np,
+                                          unit, s + i * MHA__NR)
+                          : 1;
+        *masked |= partly;
+        any |= sees;
+        if (sees) seen[i] = 1.0f;
+    }
+    return any ? (int)most : 0;
+}
+
+/* One unit: the queries i0 .. of all heads that share kv head g of batch element b. Rows of
+   several heads stand in one tile, so that k and v are read once for the group.
+   Returns 0 if it must be done again the careful way; then nothing was written. */
+static int mha__attend_tile(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t i0,
+                            float *scratch, int careful)
+{
+    const mha__kernels *kern = job->kern;
+    ptrdiff_t group = job->heads / job->kv_heads, mr = kern->mr;
+    ptrdiff_t queries = mha__min(job->queries, job->seq - i0);
+    ptrdiff_t rows = group * queries, tiles = mha__div_up(rows, mr), cap = tiles * mr;
+    ptrdiff_t qtile = mha__tile_floats(kern->mr, job->d_k);
+    ptrdiff_t otile = mha__tile_floats(kern->mr, job->d_v);
+    int panels = (int)mha__div_up(job->d_v, MHA__NR), masked = 0;
+    float *s = scratch, *q = s + MHA__KEYS * mr, *o = q + tiles * qtile, *top = o + tiles * otile;
+    float *sum = top + cap, *seen = sum + cap, *started = seen + cap;
+    float unit = careful ? MHA__CAREFUL : 1.0f;
+    ptrdiff_t r, t, c, j0, end = mha__visible(job, b, i0 + queries - 1);
+
+    for (r = 0; r < rows; r++) {
+        ptrdiff_t h = g * group + r / queries, i = i0 + r % queries;
+        const float *src = job->q + b * job->q_stride.batch + h * job->q_stride.head +
+                           i * job->q_stride.seq;
+        mha__tile_row(q + r / mr * qtile, kern->mr, (int)(r % mr), job->d_k, src,
+                      job->scale * unit);
+        top[r] = -FLT_MAX;
+        sum[r] = 0.0f;
+        seen[r] = 0.0f;
+    }
+    for (t = 0; t < tiles; t++) started[t] = 0.0f;
+    if (careful) {
+        memset(o, 0, (size_t)(tiles * otile) * sizeof(float));
+        for (t = 0; t < tiles; t++) started[t] = 1.0f;
+    }
+
+    for (j0 = 0; j0 < end; j0 += MHA__KEYS) {
+        const float *v = job->v.data + b * job->v.batch + g * job->v.head + j0 * MHA__NR;
+        for (t = 0; t < tiles; t++) {
+            mha__row row[MHA__MR_MAX];
+            float alpha[MHA__MR_MAX];
+            unsigned char excluded[MHA__MR_MAX * MHA__KEYS];
+            int m = (int)mha__min(mr, rows - t * mr), i, n, j;
+            for (i = 0; i < m; i++) {
+                row[i].head = g * group + (t * mr + i) / queries;
+                row[i].query = i0 + (t * mr + i) % queries;
+            }
+            n = mha__scores(job, b, g, row, m, j0, unit, q + t * qtile, s, seen + t * mr, &masked);
+            if (n == 0) continue;
+            if (careful) {
+                for (i = 0; i < m; i++)
+                    for (j = 0; j < n; j++)
+                        excluded[i * MHA__KEYS + j] =
+                            mha__bits(s[(j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR]) ==
+                            MHA__NINF;
+                mha__careful_softmax(kern, m, (int)mha__div_up(n, MHA__NR), s, top + t * mr,
+                                     sum + t * mr, alpha);
+                mha__careful_pv(job, m, n, excluded, s, v, o + t * otile, alpha);
+            } else {
+                kern->softmax(m, (int)mha__div_up(n, MHA__NR), s, top + t * mr, sum + t * mr,
+                              alpha);
+                kern->gemm(m, panels, n, s, v, job->v.c_hi, o + t * otile,
+                           started[t] > 0.0f ? alpha : NULL);
+            }
+            started[t] = 1.0f;
+        }
+    }
+
+    for (r = 0; r < rows && !careful; r++) {
+        const float *from = o + r / mr * otile + r % mr * MHA__NR;
+        uint32_t bad = !mha__is_finite(sum[r]) || !(sum[r] > 0.0f);
+        if (!(seen[r] > 0.0f)) continue;
+        for (c = 0; c < job->d_v && masked; c++)
+            bad |= !mha__is_finite(from[c / MHA__NR * mr * MHA__NR + c % MHA__NR]);
+        if (bad) return 0;
+    }
+
+    for (r = 0; r < rows; r++) {
+        ptrdiff_t h = g * group + r / queries, i = i0 + r % queries;
+        ptrdiff_t at = (b * job->heads + h) * job->seq + i;
+        float *to = job->o + b * job->o_stride.batch + h * job->o_stride.head +
+                    i * job->o_stride.seq;
+        const float *from = o + r / mr * otile + r % mr * MHA__NR;
+        int any = seen[r] > 0.0f;
+        float inv = any ? 1.0f / sum[r] : 0.0f;
+        for (c = 0; c < job->d_v; c++)
+            to[c] = any ? from[c / MHA__NR * mr * MHA__NR + c % MHA__NR] * inv : 0.0f;
+        if (job->top) {
+            job->top[at] = top[r] * (MHA__CAREFUL / unit);
+            job->inv[at] = inv;
+        }
+        if (job->lse)
+            job->lse[at] = any ? (float)((double)top[r] / (double)unit * MHA__LN2 + log((double)sum[r]))
+                               : mha__float(MHA__NINF);
+    }
+    return 1;
+}
+
+static void mha__attend_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__attend_job *job = (const mha__attend_job *)arg;
+    ptrdiff_t tile = job->tiles - 1 - unit % job->tiles; /* causal: the longest first */
+    ptrdiff_t b = unit / job->tiles / job->kv_heads, g = unit / job->tiles % job->kv_heads;
+    if (!mha__attend_tile(job, b, g, tile * job->queries, scratch, 0))
+        mha__attend_tile(job, b, g, tile * job->queries, scratch, 1);
+}
+
+/* Attention weights on request, after mha__attend_unit left top and inv of every row: scores
+   again, in units of 16, one tile at a time. A unit: mr queries of one batch element, all heads. */
+static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__attend_job *job = (const mha__attend_job *)arg;
+    const mha__kernels *kern = job->kern;
+    ptrdiff_t group = job->heads / job->kv_heads, mr = kern->mr, tiles = mha__div_up(job->seq, mr);
+    ptrdiff_t b = unit / tiles, i0 = unit % tiles * mr, h, j, j0;
+    int m = (int)mha__min(mr, job->seq - i0), i, n, masked = 0;
+    float *s = scratch, *q = s + MHA__KEYS * mr, seen[MHA__MR_MAX];
+    float mean = 1.0f / (float)job->heads;
+    mha__row row[MHA__MR_MAX];
+    for (h = 0; h < job->heads; h++) {
+        ptrdiff_t at = (b * job->heads + h) * job->seq + i0;
+        for (i = 0; i < m; i++) {
+            row[i].head = h;
+            row[i].query = i0 + i;
+            mha__tile_row(q, kern->mr, i, job->d_k,
+                          job->q + b * job->q_stride.batch + h * job->q_stride.head +
+                              (i0 + i) * job->q_stride.seq,
+                          job->scale * MHA__CAREFUL);
+        }
+        for (j0 = 0; j0 < job->keys; j0 += MHA__KEYS) {
+            n = mha__scores(job, b, h / group, row, m, j0, MHA__CAREFUL, q, s, seen, &masked);
+            if (n) kern->weigh(m, (int)mha__div_up(n, MHA__NR), s, job->top + at, job->inv + at);
+            for (i = 0; i < m; i++)
+                for (j = 0; j < mha__min(MHA__KEYS, job->keys - j0); j++) {
+                    float w = j < n ? s[(j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR] : 0.0f;
+                    if (job->attn) job->attn[(at + i) * job->keys + j0 + j] = w;
+                    if (job->attn_mean) {
+                        float *to = job->attn_mean + (b * job->seq + i0 + i) * job->keys + j0 + j;
+                        *to = (h ? *to : 0.0f) + w;
+                        if (h == job->heads - 1) *to *= mean;
+                    }
+                }
+        }
+    }
+}
+
+/* Everything from packed k and v to o. */
+static void mha__attend(mha__attend_job *job, const mha_parallel *par, char *scratch,
+                        size_t scratch_bytes)
+{
+    ptrdiff_t group = job->heads / job->kv_heads, mr = job->kern->mr;
+    ptrdiff_t most = mha__max(MHA__ROWS / group, 1);
+    if (job->batch == 0 || job->seq == 0) return;
+    job->tiles = mha__div_up(job->seq, most);
+    job->queries = mha__div_up(job->seq, job->tiles);
+    job->queries = mha__min(mha__div_up(job->queries, mr) * mr, most);
+    job->tiles = mha__div_up(job->seq, job->queries);
+    mha__run(mha__attend_unit, job, job->batch * job->kv_heads * job->tiles, par, scratch,
+             scratch_bytes);
+    if (job->attn || job->attn_mean)
+        mha__run(mha__weights_unit, job, job->batch * mha__div_up(job->seq, mr), par, scratch,
+                 scratch_bytes);
+}
+
+/* ==== >>threads ================================================================== */
+
+#if defined(MHA_THREADS) && !defined(MHA_NO_MALLOC)
+
+/* Tasks of one parallel_for at a time, handed out under the lock. The caller works too, so a
+   pool whose threads could not be started still does everything. */
+struct mha_pool {
+    mha__mutex turn; /* held by the caller whose tasks these are */
+    mha__mutex lock; /* guards all below */
+    mha__cond wake, done;
+    mha_task task;
+    void *arg;
+    int n, next, left; /* tasks, the next one to hand out, those not finished */
+    int quit;
+    int threads, started;
+    mha__thread *thread;
+};
+
+/* Takes tasks until none are left to hand out. Called and left with the lock held. */
+static void mha__pool_work(mha_pool *pool)
+{
+    while (pool->next < pool->n) {
+        mha_task task = pool->task;
+        void *arg = pool->arg;
+        int i = pool->next++;
+        MHA__UNLOCK(&pool->lock);
+        task(arg, i);
+        MHA__LOCK(&pool->lock);
+        if (--pool->left == 0) MHA__WAKE_ALL(&pool->done);
+    }
+}
+
+static MHA__THREAD_RESULT mha__pool_thread(void *arg)
+{
+    mha_pool *pool = (mha_pool *)arg;
+    MHA__LOCK(&pool->lock);
+    while (!pool->quit) {
+        mha__pool_work(pool);
+        if (!pool->quit) MHA__WAIT(&pool->wake, &pool->lock);
+    }
+    MHA__UNLOCK(&pool->lock);
+    return 0;
+}
+
+static void mha__pool_for(void *ctx, int n, mha_task task, void *arg)
+{
+    mha_pool *pool = (mha_pool *)ctx;
+    MHA__LOCK(&pool->turn);
+    MHA__LOCK(&pool->lock);
+    pool->task = task;
+    pool->arg = arg;
+    pool->n = pool->left = n;
+    pool->next = 0;
+    MHA__WAKE_ALL(&pool->wake);
+    mha__pool_work(pool);
+    while (pool->left > 0) MHA__WAIT(&pool->done, &pool->lock);
+    MHA__UNLOCK(&pool->lock);
+    MHA__UNLOCK(&pool->turn);
+}
+
+static int mha__cpus(void)
+{
+#ifdef _WIN32
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return (int)info.dwNumberOfProcessors;
+#else
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 && n < 4096 ? (int)n : 1;
+#endif
+}
+
+MHA_API mha_status mha_pool_create(mha_pool **pool, int threads)
+{
+    mha_pool *p;
+    size_t bytes;
+    if (!pool) return MHA_ERR_NULL;
+    *pool = NULL;
+    if (threads < 0) return MHA_ERR_SIZE;
+    if (threads == 0) threads = mha__cpus();
+    bytes = mha__add(sizeof *p, mha__mul((size_t)threads, sizeof(mha__thread)));
+    if (bytes > MHA__BIGGEST) return MHA_ERR_OVERFLOW;
+    p = (mha_pool *)MHA_MALLOC(bytes);
+    if (!p) return MHA_ERR_MEMORY;
+    memset(p, 0, bytes);
+    p->thread = (mha__thread *)(void *)(p + 1);
+    p->threads = threads;
+    MHA__MUTEX_INIT(&p->turn);
+    MHA__MUTEX_INIT(&p->lock);
+    MHA__COND_INIT(&p->wake);
+    MHA__COND_INIT(&p->done);
+    while (p->started < threads - 1 &&
+           MHA__THREAD_START(&p->thread[p->started], mha__pool_thread, p))
+        p->started++;
+    *pool = p;
+    return MHA_OK;
+}
+
+MHA_API void mha_pool_free(mha_pool *pool)
+{
+    int i;
+    if (!pool) return;
+    MHA__LOCK(&pool->lock);
+    pool->quit = 1;
+    MHA__WAKE_ALL(&pool->wake);
+    MHA__UNLOCK(&pool->lock);
+    for (i = 0; i < pool->started; i++) MHA__THREAD_JOIN(pool->thread[i]);
+    MHA__COND_FREE(&pool->done);
+    MHA__COND_FREE(&pool->wake);
+    MHA__MUTEX_FREE(&pool->lock);
+    MHA__MUTEX_FREE(&pool->turn);
+    MHA_FREE(pool);
+}
+
+MHA_API mha_parallel mha_pool_parallel(mha_pool *pool)
+{
+    mha_parallel par;
+    par.parallel_for = pool ? mha__pool_for : NULL;
+    par.ctx = pool;
+    par.threads = pool ? pool->threads : 0;
+    return par;
+}
+
+#endif /* MHA_THREADS */
+
+/* ==== >>layer ==================================================================== */
+
+struct mha_layer {
+    mha_config cfg; /* defaults filled in */
+    const mha__kernels *kern;
+    mha__matrix mat[4]; /* q, k, v, out */
+    void *owned;        /* what mha_layer_free gives back; null if the memory is the caller's */
+};
+
+MHA_API const char *mha_strerror(mha_status status)
+{
+    switch (status) {
+    case MHA_OK: return "no error";
+    case MHA_ERR_NULL: return "a required pointer is null";
+    case MHA_ERR_SIZE: return "a size is negative, zero where it must not be, or does not fit another";
+    case MHA_ERR_OVERFLOW: return "the sizes multiply to more memory than can be addressed";
+    case MHA_ERR_ENUM: return "an enum field holds an unknown value";
+    case MHA_ERR_VALUE: return "a number is not finite or outside its range";
+    case MHA_ERR_CONFLICT: return "two fields contradict each other";
+    case MHA_ERR_ALIGN: return "a pointer is not aligned for its type";
+    case MHA_ERR_BUFFER: return "the buffer for the layer is too small (see mha_layer_size)";
+    case MHA_ERR_WORKSPACE: return "the workspace is missing or too small (see mha_workspace_size)";
+    case MHA_ERR_MEMORY: return "out of memory";
+    case MHA_ERR_ISA: return "this instruction set is not available here (see mha_isa_available)";
+    }
+    return "unknown status";
+}
+
+MHA_API int mha_isa_available(mha_isa isa)
+{
+    return mha__kernels_for(isa) != NULL;
+}
+
+MHA_API const char *mha_isa_name(mha_isa isa)
+{
+    switch (isa) {
+    case MHA_ISA_AUTO: return "auto";
+    case MHA_ISA_SCALAR: return "scalar";
+    case MHA_ISA_AVX2: return "avx2";
+    case MHA_ISA_AVX512: return "avx512";
+    case MHA_ISA_NEON: return "neon";
+    }
+    return "unknown";
+}
+
+/* ---- checks shared by all entry points ------------------------------------------------ */
+
+/* A size: at least low. */
+static mha_status mha__check_size(mha__why *why, const char *name, int n, int low)
+{
+    if (n >= low) return MHA_OK;
+    return mha__fail(why, MHA_ERR_SIZE, "@ is #; it must be at least #", name, n, low);
+}
+
+/* A float tensor [a,b,c,d]. Empty ones may be null. */
+static mha_status mha__check_tensor(mha__why *why, const char *name, const void *p, int required,
+                                    ptrdiff_t a, ptrdiff_t b, ptrdiff_t c, ptrdiff_t d)
+{
+    size_t bytes = mha__floats(a, b, c, d);
+    if (bytes == 0) return MHA_OK;
+    if (!p && required) return mha__fail(why, MHA_ERR_NULL, "@ is null", name, 0, 0);
+    if (p && (uintptr_t)p % sizeof(float) != 0)
+        return mha__fail(why, MHA_ERR_ALIGN, "@ is not aligned to # bytes", name,
+                         (long long)sizeof(float), 0);
+    if (bytes > MHA__BIGGEST && (p || required)) {
+        mha__fail(why, MHA_ERR_OVERFLOW, "@, # x # x ", name, a, b);
+        return mha__fail(why, MHA_ERR_OVERFLOW, "# x # floats, is more than can be addressed", "",
+                         c, d);
+    }
+    return MHA_OK;
+}
+
+/* A pointer to floats, however many. */
+static mha_status mha__check_floats(mha__why *why, const char *name, const void *p, int required)
+{
+    return mha__check_tensor(why, name, p, required, 1, 1, 1, 1);
+}
+
+static mha_status mha__check_scale(mha__why *why, float scale)
+{
+    if (mha__is_finite(scale)) return MHA_OK;
+    return mha__fail(why, MHA_ERR_VALUE, "scale is not a finite number", "", 0, 0);
+}
+
+static mha_status mha__check_isa(mha__why *why, mha_isa isa)
+{
+    if ((int)isa < (int)MHA_ISA_AUTO || (int)isa > (int)MHA_ISA_NEON)
+        return mha__fail(why, MHA_ERR_ENUM, "isa is #, which is no mha_isa", "", (int)isa, 0);
+    if (!mha__kernels_for(isa))
+        return mha__fail(why, MHA_ERR_ISA, "isa @ is not on this CPU or not in this build",
+                         mha_isa_name(isa), 0, 0);
+    return MHA_OK;
+}
+
+/* n_heads, n_kv_heads, d_k, d_v by whatever names the struct at hand has for them; fills in the
+   defaults of the last three. */
+static mha_status mha__check_heads(mha__why *why, const char *heads_name, int heads,
+                                   const char *kv_name, int *kv, int *d_k, int *d_v)
+{
+    mha_status st;
+    if ((st = mha__check_size(why, heads_name, heads, 1)) != MHA_OK) return st;
+    if ((st = mha__check_size(why, kv_name, *kv, 0)) != MHA_OK) return st;
+    if (*kv == 0) *kv = heads;
+    if (heads % *kv != 0)
+        return mha__fail(why, MHA_ERR_SIZE, "# query heads do not divide evenly among @ #",
+                         kv_name, heads, *kv);
+    if ((st = mha__check_size(why, "d_k", *d_k, 1)) != MHA_OK) return st;
+    if ((st = mha__check_size(why, "d_v", *d_v, 0)) != MHA_OK) return st;
+    if (*d_v == 0) *d_v = *d_k;
+    return MHA_OK;
+}
+
+/* Mask, outputs on request and threads: the part that mha_args and mha_sdpa_args share. */
+static mha_status mha__check_common(mha__why *why, const mha_mask *mask, const float *attn,
+                                    const float *attn_mean, const float *lse,
+                                    const mha_parallel *par, int batch, int heads, int seq,
+                                    int keys, int need_data)
+{
+    mha_status st;
+    int b;
+    if ((int)mask->causal < (int)MHA_NOT_CAUSAL || (int)mask->causal > (int)MHA_CAUSAL_UPPER_LEFT)
+        return mha__fail(why, MHA_ERR_ENUM, "mask.causal is #, which is no mha_causal", "",
+                         (int)mask->causal, 0);
+    if ((st = mha__check_floats(why, "mask.bias", mask->bias, 0)) != MHA_OK) return st;
+    if ((uintptr_t)mask->key_len % sizeof(int) != 0)
+        return mha__fail(why, MHA_ERR_ALIGN, "mask.key_len is not aligned to # bytes", "",
+                         (long long)sizeof(int), 0);
+    for (b = 0; need_data && mask->key_len && b < batch; b++)
+        if (mask->key_len[b] < 0 || mask->key_len[b] > keys) {
+            mha__fail(why, MHA_ERR_VALUE, "mask.key_len[#] is #", "", b, mask->key_len[b]);
+            return mha__fail(why, MHA_ERR_VALUE, ", outside 0 .. #", "", keys, 0);
+        }
+    if ((st = mha__check_tensor(why, "attn", attn, 0, batch, heads, seq, keys)) ||
+        (st = mha__check_tensor(why, "attn_mean", attn_mean, 0, batch, seq, keys, 1)) ||
+        (st = mha__check_tensor(why, "lse", lse, 0, batch, heads, seq, 1)))
+        return st;
+    if (par->parallel_for && par->threads < 1)
+        return mha__fail(why, MHA_ERR_SIZE, "parallel.threads is #; it must be at least #", "",
+                         par->threads, 1);
+    if (!par->parallel_for && (par->threads < 0 || par->threads > 1))
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "parallel.threads is # but parallel.parallel_for is null", "",
+                         par->threads, 0);
+    return MHA_OK;
+}
+
+static mha_status mha__check_workspace(mha__why *why, const void *ws, size_t size, size_t need)
+{
+    if (need > MHA__BIGGEST)
+        return mha__fail(why, MHA_ERR_OVERFLOW, "the workspace would be more than can be addressed",
+                         "", 0, 0);
+    if (ws && size < need)
+        return mha__fail(why, MHA_ERR_WORKSPACE, "the workspace has # bytes; this call needs #", "",
+                         (long long)size, (long long)need);
+    if (!ws && size)
+        return mha__fail(why, MHA_ERR_CONFLICT, "workspace is null but workspace_size is #", "",
+                         (long long)size, 0);
+#ifdef MHA_NO_MALLOC
+    if (!ws)
+        return mha__fail(why, MHA_ERR_WORKSPACE,
+                         "workspace is null; under MHA_NO_MALLOC this call needs one of # bytes",
+                         "", (long long)need, 0);
+#endif
+    return MHA_OK;
+}
+
+/* The caller's workspace, or one from MHA_MALLOC, which mha__close gives back. */
+static char *mha__open(void *ws, size_t need, void **owned)
+{
+    *owned = NULL;
+#ifndef MHA_NO_MALLOC
+    if (!ws) *owned = ws = MHA_MALLOC(need);
+#endif
+    (void)need;
+    return ws ? mha__align(ws) : NULL;
+}
+
+static void mha__close(void *owned)
+{
+#ifndef MHA_NO_MALLOC
+    if (owned) MHA_FREE(owned);
+#endif
+    (void)owned;
+}
+
+static mha_mask mha__mask_resolve(const mha_mask *mask, int keys)
+{
+    mha_mask m = *mask;
+    mha_mask_stride *s[2];
+    int i;
+    s[0] = &m.allow_stride;
+    s[1] = &m.bias_stride;
+    for (i = 0; i < 2; i++)
+        if (s[i]->batch == 0 && s[i]->head == 0 && s[i]->query == 0 && s[i]->key == 0) {
+            s[i]->query = keys;
+            s[i]->key = 1;
+        }
+    return m;
+}
+
+/* Where everything of one call lies in its workspace. */
+typedef struct mha__plan {
+    size_t q, k, v, o, top, inv, scratch; /* offsets */
+    size_t lane;                          /* bytes of scratch a lane */
+    size_t total;
+} mha__plan;
+
+static mha__plan mha__plan_make(const mha__kernels *kern, int batch, int heads, int kv_heads,
+                                int seq, int keys, int d_k, int d_v, int weights, int threads,
+                                size_t q_bytes, size_t o_bytes, size_t project_scratch)
+{
+    mha__plan plan;
+    size_t rows = weights ? mha__floats(batch, heads, seq, 1) : 0;
+    plan.total = 0;
+    plan.q = mha__take(&plan.total, q_bytes);
+    plan.k = mha__take(&plan.total, mha__keys_bytes(batch, kv_heads, keys, d_k));
+    plan.v = mha__take(&plan.total, mha__values_bytes(batch, kv_heads, keys, d_v));
+    plan.o = mha__take(&plan.total, o_bytes);
+    plan.top = mha__take(&plan.total, rows);
+    plan.inv = mha__take(&plan.total, rows);
+    plan.lane = 0;
+    mha__take(&plan.lane, mha__attend_scratch(kern, heads / kv_heads, d_k, d_v));
+    if (project_scratch > plan.lane) {
+        plan.lane = 0;
+        mha__take(&plan.lane, project_scratch);
+    }
+    plan.scratch =
+        mha__take(&plan.total, mha__mul(plan.lane, (size_t)(threads > 1 ? threads : 1)));
+    plan.total = mha__add(plan.total, 63);
+    return plan;
+}
+
+/* ---- core ------------------------------------------------------------------------------- */
+
+static mha_stride mha__stride_or(mha_stride s, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
+{
+    if (s.batch == 0 && s.head == 0 && s.seq == 0) {
+        s.batch = heads * seq * d;
+        s.head = seq * d;
+        s.seq = d;
+    }
+    return s;
+}
+
+/* Validates; r becomes *args with every default filled in. need_data: pointers too. */
+static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mha_sdpa_args *r,
+                                    mha__plan *plan, int need_data)
+{
+    mha_status st;
+    if (!args) return mha__fail(why, MHA_ERR_NULL, "args is null", "", 0, 0);
+    *r = *args;
+    if ((st = mha__check_size(why, "batch", r->batch, 0)) ||
+        (st = mha__check_size(why, "seq", r->seq, 0)) ||
+        (st = mha__check_size(why, "source_seq", r->source_seq, 0)) ||
+        (st = mha__check_heads(why, "heads", r->heads, "kv_heads", &r->kv_heads, &r->d_k,
+                               &r->d_v)) ||
+        (st = mha__check_scale(why, r->scale)) || (st = mha__check_isa(why, r->isa)))
+        return st;
+    if (r->scale == 0.0f) r->scale = (float)(1.0 / sqrt((double)r->d_k));
+    if ((st = mha__check_tensor(why, "q", r->q, need_data, r->batch, r->heads, r->seq, r->d_k)) ||
+        (st = mha__check_tensor(why, "k", r->k, need_data, r->batch, r->kv_heads, r->source_seq, r->d_k)) ||
+        (st = mha__check_tensor(why, "v", r->v, need_data, r->batch, r->kv_heads, r->source_seq, r->d_v)) ||
+        (st = mha__check_tensor(why, "o", r->o, need_data, r->batch, r->heads, r->seq, r->d_v)) ||
+        (st = mha__check_common(why, &r->mask, r->attn, r->attn_mean, r->lse, &r->parallel,
+                                r->batch, r->heads, r->seq, r->source_seq, need_data)))
+        return st;
+    *plan = mha__plan_make(mha__kernels_for(r->isa), r->batch, r->heads, r->kv_heads, r->seq,
+                           r->source_seq, r->d_k, r->d_v, r->attn || r->attn_mean,
+                           r->parallel.threads, 0, 0, 0);
+    r->q_stride = mha__stride_or(r->q_stride, r->heads, r->seq, r->d_k);
+    r->k_stride = mha__stride_or(r->k_stride, r->kv_heads, r->source_seq, r->d_k);
+    r->v_stride = mha__stride_or(r->v_stride, r->kv_heads, r->source_seq, r->d_v);
+    r->o_stride = mha__stride_or(r->o_stride, r->heads, r->seq, r->d_v);
+    r->mask = mha__mask_resolve(&r->mask, r->source_seq);
+    if (need_data && r->o && r->o == r->q &&
+        (r->d_v > r->d_k || r->o_stride.batch != r->q_stride.batch ||
+         r->o_stride.head != r->q_stride.head || r->o_stride.seq != r->q_stride.seq))
+        return mha__fail(why, MHA_ERR_CONFLICT, "o is q but has another shape or other strides", "",
+                         0, 0);
+    if (need_data && r->o && r->o == r->q && (r->attn || r->attn_mean))
+        return mha__fail(why, MHA_ERR_CONFLICT, "o may not be q when attn or attn_mean is asked for",
+                         "", 0, 0);
+    if (need_data) return mha__check_workspace(why, r->workspace, r->workspace_size, plan->total);
+    return plan->total > MHA__BIGGEST ? mha__check_workspace(why, NULL, 0, plan->total) : MHA_OK;
+}
+
+MHA_API mha_status mha_sdpa_check(const mha_sdpa_args *args, char *why, size_t why_size)
+{
+    mha__why w = mha__why_make(why, why_size);
+    mha_sdpa_args r;
+    mha__plan plan;
+    return mha__sdpa_resolve(&w, args, &r, &plan, 1);
+}
+
+MHA_API mha_status mha_sdpa_workspace_size(const mha_sdpa_args *args, size_t *bytes)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    mha_sdpa_args r;
+    mha__plan plan;
+    mha_status st;
+    if (!bytes) return MHA_ERR_NULL;
+    st = mha__sdpa_resolve(&w, args, &r, &plan, 0);
+    if (st == MHA_OK) *bytes = plan.total;
+    return st;
+}
+
+/* Copies the caller's k and v into panels. A unit: 16 positions of one kv head. */
+typedef struct mha__copy_job {
+    const mha_sdpa_args *a;
+    mha__place k, v;
+} mha__copy_job;
+
+static void mha__copy_head(const float *from, ptrdiff_t stride, ptrdiff_t d, const mha__place *to,
+                           ptrdiff_t b, ptrdiff_t g, ptrdiff_t t0, ptrdiff_t t1)
+{
+    ptrdiff_t t, c;
+    for (t = t0; t < t1; t++)
+        for (c = 0; c < d; c += MHA__NR)
+            mha__put(to, b, g, t, c, (int)mha__min(MHA__NR, d - c), from + t * stride + c);
+}
+
+static void mha__copy_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__copy_job *job = (const mha__copy_job *)arg;
+    const mha_sdpa_args *a = job->a;
+    ptrdiff_t blocks = mha__div_up(a->source_seq, MHA__NR);
+    ptrdiff_t b = unit / blocks / a->kv_heads, g = unit / blocks % a->kv_heads;
+    ptrdiff_t t0 = unit % blocks * MHA__NR, t1 = mha__min(t0 + MHA__NR, a->source_seq);
+    (void)scratch;
+    mha__copy_head(a->k + b * a->k_stride.batch + g * a->k_stride.head, a->k_stride.seq, a->d_k,
+                   &job->k, b, g, t0, t1);
+    mha__copy_head(a->v + b * a->v_stride.batch + g * a->v_stride.head, a->v_stride.seq, a->d_v,
+                   &job->v, b, g, t0, t1);
+}
+
+MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    mha_sdpa_args r;
+    mha__plan plan;
+    mha__attend_job job;
+    mha__copy_job copy;
+    void *owned;
+    char *ws;
+    mha_status st = mha__sdpa_resolve(&w, args, &r, &plan, 1);
+    if (st != MHA_OK || r.batch == 0 || r.seq == 0) return st;
+    ws = mha__open(r.workspace, plan.total, &owned);
+    if (!ws) return MHA_ERR_MEMORY;
+
+    memset(&job, 0, sizeof job);
+    job.kern = mha__kernels_for(r.isa);
+    job.batch = r.batch;
+    job.heads = r.heads;
+    job.kv_heads = r.kv_heads;
+    job.seq = r.seq;
+    job.keys = r.source_seq;
+    job.d_k = r.d_k;
+    job.d_v = r.d_v;
+    job.scale = (float)((double)r.scale * MHA__LOG2E);
+    job.q = r.q;
+    job.q_stride = r.q_stride;
+    job.k = mha__place_keys((float *)(void *)(ws + plan.k), r.kv_heads, r.source_seq, r.d_k);
+    job.v = mha__place_values((float *)(void *)(ws + plan.v), r.kv_heads, r.source_seq, r.d_v);
+    job.o = r.o;
+    job.o_stride = r.o_stride;
+    job.mask = r.mask;
+    job.lse = r.lse;
+    job.attn = r.attn;
+    job.attn_mean = r.attn_mean;
+    if (r.attn || r.attn_mean) {
+        job.top = (float *)(void *)(ws + plan.top);
+        job.inv = (float *)(void *)(ws + plan.inv);
+    }
+    copy.a = &r;
+    copy.k = job.k;
+    copy.v = job.v;
+    mha__run(mha__copy_unit, &copy,
+             job.batch * job.kv_heads * mha__div_up(job.keys, MHA__NR), &r.parallel,
+             ws + plan.scratch, plan.lane);
+    mha__attend(&job, &r.parallel, ws + plan.scratch, plan.lane);
+    mha__close(owned);
+    return MHA_OK;
+}
+
+/* ---- layer ------------------------------------------------------------------------------ */
+
+/* Validates; r becomes *cfg with every default filled in. */
+static mha_status mha__config_resolve(mha__why *why, const mha_config *cfg, mha_config *r)
+{
+    mha_status st;
+    if (!cfg) return mha__fail(why, MHA_ERR_NULL, "cfg is null", "", 0, 0);
+    *r = *cfg;
+    if ((st = mha__check_size(why, "d_model", r->d_model, 1)) ||
+        (st = mha__check_size(why, "n_heads", r->n_heads, 1)) ||
+        (st = mha__check_size(why, "d_k", r->d_k, 0)))
+        return st;
+    if (r->d_k == 0) {
+        if (r->d_model % r->n_heads != 0)
+            return mha__fail(why, MHA_ERR_SIZE,
+                             "d_model # is not divisible by n_heads #; make it so, or set d_k", "",
+                             r->d_model, r->n_heads);
+        r->d_k = r->d_model / r->n_heads;
+    }
+    if ((st = mha__check_heads(why, "n_heads", r->n_heads, "n_kv_heads", &r->n_kv_heads, &r->d_k,
+                               &r->d_v)) ||
+        (st = mha__check_size(why, "d_source", r->d_source, 0)) ||
+        (st = mha__check_size(why, "d_source_v", r->d_source_v, 0)) ||
+        (st = mha__check_scale(why, r->scale)) || (st = mha__check_isa(why, r->isa)))
+        return st;
+    if (r->d_source == 0) r->d_source = r->d_model;
+    if (r->d_source_v == 0) r->d_source_v = r->d_source;
+    if (r->scale == 0.0f) r->scale = (float)(1.0 / sqrt((double)r->d_k));
+    r->isa = mha__kernels_for(r->isa)->isa;
+    return MHA_OK;
+}
+
+/* Where the packed weights lie in a layer's memory. */
+typedef struct mha__layer_plan {
+    mha__matrix mat[4];
+    size_t w[4], b[4], total;
+} mha__layer_plan;
+
+static mha_status mha__layer_plan_make(mha__why *why, const mha_config *r, mha__layer_plan *plan)
+{
+    size_t concat = mha__mul((size_t)r->n_heads, (size_t)r->d_v);
+    int i;
+    plan->total = 0;
+    mha__take(&plan->total, sizeof(mha_layer));
+    if (concat <= MHA__BIGGEST / sizeof(float)) {
+        plan->mat[0] = mha__matrix_make(r->d_model, r->n_heads, r->d_k);
+        plan->mat[1] = mha__matrix_make(r->d_source, r->n_kv_heads, r->d_k);
+        plan->mat[2] = mha__matrix_make(r->d_source_v, r->n_kv_heads, r->d_v);
+        plan->mat[3] = mha__matrix_make((ptrdiff_t)concat, 1, r->d_model);
+        for (i = 0; i < 4; i++) {
+            plan->w[i] =
+                mha__take(&plan->total, mha__matrix_bytes(&plan->mat[i], plan->mat[i].in));
+            plan->b[i] = mha__take(&plan->total, mha__matrix_bytes(&plan->mat[i], 1));
+        }
+        plan->total = mha__add(plan->total, 63);
+        if (plan->total <= MHA__BIGGEST) return MHA_OK;
+    }
+    mha__fail(why, MHA_ERR_OVERFLOW, "d_model # and n_heads # ", "", r->d_model, r->n_heads);
+    mha__fail(why, MHA_ERR_OVERFLOW, "with d_k # and d_v #, ", "", r->d_k, r->d_v);
+    return mha__fail(why, MHA_ERR_OVERFLOW,
+                     "d_source # and d_source_v # make more weights than can be addressed", "",
+                     r->d_source, r->d_source_v);
+}
+
+/* cfg is resolved. */
+static mha_status mha__weights_check(mha__why *why, const mha_config *cfg, const mha_weights *w)
+{
+    static const char *const name[9] = {"weights.q",     "weights.k",     "weights.v",
+                                        "weights.out",   "weights.b_q",   "weights.b_k",
+                                        "weights.b_v",   "weights.b_out", "weights.qkv"};
+    const float *p[9];
+    mha_status st;
+    int i;
+    if (!w) return mha__fail(why, MHA_ERR_NULL, "weights is null", "", 0, 0);
+    if ((int)w->layout < (int)MHA_IN_OUT || (int)w->layout > (int)MHA_OUT_IN)
+        return mha__fail(why, MHA_ERR_ENUM, "weights.layout is #, which is no mha_layout", "",
+                         (int)w->layout, 0);
+    if (!w->qkv && !w->q && !w->k && !w->v)
+        return mha__fail(why, MHA_ERR_NULL,
+                         "weights.qkv, q, k and v are all null; give qkv, or q, k and v", "", 0, 0);
+    if (w->qkv && (w->q || w->k || w->v))
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "give weights.qkv or weights.q, k and v, not both", "", 0, 0);
+    if (w->b_qkv && (w->b_q || w->b_k || w->b_v))
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "give weights.b_qkv or weights.b_q, b_k and b_v, not both", "", 0, 0);
+    if (w->qkv && (cfg->d_source != cfg->d_model || cfg->d_source_v != cfg->d_model)) {
+        mha__fail(why, MHA_ERR_CONFLICT, "weights.qkv needs sources of width d_model #, but ", "",
+                  cfg->d_model, 0);
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "d_source is # and d_source_v is #; give q, k and v instead", "",
+                         cfg->d_source, cfg->d_source_v);
+    }
+    p[0] = w->q, p[1] = w->k, p[2] = w->v, p[3] = w->out;
+    p[4] = w->b_q, p[5] = w->b_k, p[6] = w->b_v, p[7] = w->b_out, p[8] = w->qkv;
+    for (i = 0; i < 9; i++)
+        if ((st = mha__check_floats(why, name[i], p[i], i == 3 || (i < 3 && !w->qkv))) != MHA_OK)
+            return st;
+    return mha__check_floats(why, "weights.b_qkv", w->b_qkv, 0);
+}
+
+static mha_status mha__layer_resolve(mha__why *why, const mha_config *cfg, const mha_weights *w,
+                                     mha_config *r, mha__layer_plan *plan)
+{
+    mha_status st;
+    if ((st = mha__config_resolve(why, cfg, r)) != MHA_OK) return st;
+    if ((st = mha__weights_check(why, r, w)) != MHA_OK) return st;
+    return mha__layer_plan_make(why, r, plan);
+}
+
+MHA_API mha_status mha_layer_check(const mha_config *cfg, const mha_weights *w, char *why,
+                                   size_t why_size)
+{
+    mha__why s = mha__why_make(why, why_size);
+    mha_config r;
+    mha__layer_plan plan;
+    return mha__layer_resolve(&s, cfg, w, &r, &plan);
+}
+
+MHA_API mha_status mha_layer_size(const mha_config *cfg, size_t *bytes)
+{
+    mha__why s = mha__why_make(NULL, 0);
+    mha_config r;
+    mha__layer_plan plan;
+    mha_status st;
+    if (!bytes) return MHA_ERR_NULL;
+    if ((st = mha__config_resolve(&s, cfg, &r)) != MHA_OK) return st;
+    if ((st = mha__layer_plan_make(&s, &r, &plan)) != MHA_OK) return st;
+    *bytes = plan.total;
+    return MHA_OK;
+}
+
+/* Everything was validated. */
+static mha_layer *mha__layer_fill(void *buffer, const mha_config *r, const mha__layer_plan *plan,
+                                  const mha_weights *w)
+{
+    char *base = mha__align(buffer);
+    mha_layer *layer = (mha_layer *)(void *)base;
+    ptrdiff_t nq = (ptrdiff_t)r->n_heads * r->d_k, nk = (ptrdiff_t)r->n_kv_heads * r->d_k;
+    ptrdiff_t nv = (ptrdiff_t)r->n_kv_heads * r->d_v, out[4], skip[4], ld;
+    const float *src[4], *bias[4];
+    int i;
+    out[0] = nq, out[1] = nk, out[2] = nv, out[3] = r->d_model;
+    skip[0] = 0, skip[1] = nq, skip[2] = nq + nk, skip[3] = 0; /* in the fused matrix */
+    src[0] = w->q, src[1] = w->k, src[2] = w->v, src[3] = w->out;
+    bias[0] = w->b_q, bias[1] = w->b_k, bias[2] = w->b_v, bias[3] = w->b_out;
+    layer->cfg = *r;
+    layer->kern = mha__kernels_for(r->isa);
+    layer->owned = NULL;
+    for (i = 0; i < 4; i++) {
+        mha__matrix *m = &layer->mat[i];
+        float *pw = (float *)(void *)(base + plan->w[i]), *pb = (float *)(void *)(base + plan->b[i]);
+        int fused = i < 3 && w->qkv;
+        *m = plan->mat[i];
+        m->w = pw;
+        m->b = pb;
+        if (i < 3 && w->b_qkv) bias[i] = w->b_qkv + skip[i];
+        if (w->layout == MHA_IN_OUT) {
+            ld = fused ? nq + nk + nv : out[i];
+            mha__matrix_pack(m, pw, pb, fused ? w->qkv + skip[i] : src[i], ld, 1, bias[i]);
+        } else {
+            ld = m->in;
+            mha__matrix_pack(m, pw, pb, fused ? w->qkv + skip[i] * ld : src[i], 1, ld, bias[i]);
+        }
+    }
+    return layer;
+}
+
+MHA_API mha_status mha_layer_init(mha_layer **layer, void *buffer, size_t bytes,
+                                  const mha_config *cfg, const mha_weights *w)
+{
+    mha__why s = mha__why_make(NULL, 0);
+    mha_config r;
+    mha__layer_plan plan;
+    mha_status st;
+    if (!layer) return MHA_ERR_NULL;
+    *layer = NULL;
+    if ((st = mha__layer_resolve(&s, cfg, w, &r, &plan)) != MHA_OK) return st;
+    if (!buffer) return MHA_ERR_NULL;
+    if (bytes < plan.total) return MHA_ERR_BUFFER;
+    *layer = mha__layer_fill(buffer, &r, &plan, w);
+    return MHA_OK;
+}
+
+#ifndef MHA_NO_MALLOC
+MHA_API mha_status mha_layer_create(mha_layer **layer, const mha_config *cfg, const mha_weights *w)
+{
+    mha__why s = mha__why_make(NULL, 0);
+    mha_config r;
+    mha__layer_plan plan;
+    mha_status st;
+    void *buffer;
+    if (!layer) return MHA_ERR_NULL;
+    *layer = NULL;
+    if ((st = mha__layer_resolve(&s, cfg, w, &r, &plan)) != MHA_OK) return st;
+    buffer = MHA_MALLOC(plan.total);
+    if (!buffer) return MHA_ERR_MEMORY;
+    *layer = mha__layer_fill(buffer, &r, &plan, w);
+    (*layer)->owned = buffer;
+    return MHA_OK;
+}
+#endif
+
+MHA_API void mha_layer_free(mha_layer *layer)
+{
+    if (layer) mha__close(layer->owned);
+}
+
+MHA_API const mha_config *mha_layer_config(const mha_layer *layer)
+{
+    return layer ? &layer->cfg : NULL;
+}
+
+/* What the entry points of a layer require of args. */
+enum { MHA__X = 1, MHA__Y = 2, MHA__WORK = 4 };
+
+/* Validates; r becomes *args with every default filled in (source and source_v too). */
+static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const mha_args *args,
+                                    mha_args *r, mha__plan *plan, int need)
+{
+    const mha_config *c;
+    size_t scratch = 0, s;
+    mha_status st;
+    int i;
+    if (!layer) return mha__fail(why, MHA_ERR_NULL, "layer is null", "", 0, 0);
+    if (!args) return mha__fail(why, MHA_ERR_NULL, "args is null", "", 0, 0);
+    c = &layer->cfg;
+    *r = *args;
+    if ((st = mha__check_size(why, "batch", r->batch, 0)) ||
+        (st = mha__check_size(why, "seq", r->seq, 0)) ||
+        (st = mha__check_size(why, "source_seq", r->source_seq, 0)))
+        return st;
+    if (!r->source) {
+        if (r->source_v)
+            return mha__fail(why, MHA_ERR_CONFLICT, "source_v is given but source is null", "", 0, 0);
+        if (r->source_seq != 0 && r->source_seq != r->seq)
+            return mha__fail(why, MHA_ERR_CONFLICT,
+                             "source_seq is # but source is null: keys come from x, of seq #", "",
+                             r->source_seq, r->seq);
+        if ((need & MHA__X) && c->d_source != c->d_model)
+            return mha__fail(why, MHA_ERR_NULL, "source is null but d_source # is not d_model #",
+                             "", c->d_source, c->d_model);
+        r->source_seq = r->seq;
+        r->source = r->x;
+    }
+    if (!r->source_v) {
+        if ((need & MHA__X) && c->d_source_v != c->d_source)
+            return mha__fail(why, MHA_ERR_NULL, "source_v is null but d_source_v # is not d_source #",
+                             "", c->d_source_v, c->d_source);
+        r->source_v = r->source;
+    }
+    if ((st = mha__check_tensor(why, "x", r->x, need & MHA__X, r->batch, r->seq, c->d_model, 1)) ||
+        (st = mha__check_tensor(why, "source", r->source, need & MHA__X, r->batch, r->source_seq, c->d_source, 1)) ||
+        (st = mha__check_tensor(why, "source_v", r->source_v, need & MHA__X, r->batch, r->source_seq, c->d_source_v, 1)) ||
+        (st = mha__check_tensor(why, "y", r->y, need & MHA__Y, r->batch, r->seq, c->d_model, 1)) ||
+        (st = mha__check_common(why, &r->mask, r->attn, r->attn_mean, r->lse, &r->parallel,
+                                r->batch, c->n_heads, r->seq, r->source_seq, need)))
+        return st;
+    r->mask = mha__mask_resolve(&r->mask, r->source_seq);
+    for (i = 0; i < 4; i++) {
+        s = mha__project_scratch(layer->kern, layer->mat[i].in);
+        if (s > scratch) scratch = s;
+    }
+    *plan = mha__plan_make(layer->kern, r->batch, c->n_heads, c->n_kv_heads, r->seq, r->source_seq,
+                           c->d_k, c->d_v, r->attn || r->attn_mean, r->parallel.threads,
+                           mha__floats(r->batch, c->n_heads, r->seq, c->d_k),
+                           mha__floats(r->batch, c->n_heads, r->seq, c->d_v), scratch);
+    if (need & MHA__WORK)
+        return mha__check_workspace(why, r->workspace, r->workspace_size, plan->total);
+    return plan->total > MHA__BIGGEST ? mha__check_workspace(why, NULL, 0, plan->total) : MHA_OK;
+}
+
+MHA_API mha_status mha_forward_check(const mha_layer *layer, const mha_args *args, char *why,
+                                     size_t why_size)
+{
+    mha__why w = mha__why_make(why, why_size);
+    mha_args r;
+    mha__plan plan;
+    return mha__args_resolve(&w, layer, args, &r, &plan, MHA__X | MHA__Y | MHA__WORK);
+}
+
+MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    mha_args r;
+    mha__plan plan;
+    mha_status st;
+    if (!bytes) return MHA_ERR_NULL;
+    st = mha__args_resolve(&w, layer, args, &r, &plan, 0);
+    if (st == MHA_OK) *bytes = plan.total;
+    return st;
+}
+
+/* The projections of x, source and source_v; those that share an input share one product, so
+   self-attention is one. A place without data is left out. */
+static void mha__project_all(const mha_layer *layer, const mha_args *r, const mha__place *to,
+                             char *scratch, size_t lane)
+{
+    const float *in[3];
+    ptrdiff_t seq[3];
+    int i, j, n;
+    in[0] = r->x, in[1] = r->source, in[2] = r->source_v;
+    seq[0] = r->seq, seq[1] = seq[2] = r->source_seq;
+    for (i = 0; i < 3; i = j) {
+        const mha__matrix *mat[3];
+        mha__place place[3];
+        for (j = i, n = 0; j < 3 && in[j] == in[i] && seq[j] == seq[i] &&
+                           layer->mat[j].in == layer->mat[i].in;
+             j++)
+            if (to[j].data) {
+                mat[n] = &layer->mat[j];
+                place[n++] = to[j];
+            }
+        if (n && seq[i])
+            mha__project(layer->kern, in[i], r->batch, seq[i], n, mat, place, &r->parallel, scratch,
+                         lane);
+    }
+}
+
+static mha_stride mha__stride_make(ptrdiff_t batch, ptrdiff_t head, ptrdiff_t seq)
+{
+    mha_stride s;
+    s.batch = batch;
+    s.head = head;
+    s.seq = seq;
+    return s;
+}
+
+/* rows of heads side by side, [B,T,heads*d] */
+static mha__place mha__place_concat(const float *data, ptrdiff_t seq, ptrdiff_t heads, ptrdiff_t d)
+{
+    return mha__place_rows((float *)(uintptr_t)data,
+                           mha__stride_make(seq * heads * d, d, heads * d));
+}
+
+static void mha__project_o(const mha_layer *layer, const mha_args *r, const float *o, char *scratch,
+                           size_t lane)
+{
+    const mha__matrix *mat = &layer->mat[3];
+    mha__place to = mha__place_concat(r->y, r->seq, 1, layer->cfg.d_model);
+    if (r->seq)
+        mha__project(layer->kern, o, r->batch, r->seq, 1, &mat, &to, &r->parallel, scratch, lane);
+}
+
+MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    const mha_config *c;
+    mha_args r;
+    mha__plan plan;
+    mha__attend_job job;
+    mha__place to[3];
+    void *owned;
+    char *ws;
+    float *q, *o;
+    mha_status st =
+        mha__args_resolve(&w, layer, args, &r, &plan, MHA__X | MHA__Y | MHA__WORK);
+    if (st != MHA_OK || r.batch == 0 || r.seq == 0) return st;
+    ws = mha__open(r.workspace, plan.total, &owned);
+    if (!ws) return MHA_ERR_MEMORY;
+
+    c = &layer->cfg;
+    q = (float *)(void *)(ws + plan.q);
+    o = (float *)(void *)(ws + plan.o);
+    memset(&job, 0, sizeof job);
+    job.kern = layer->kern;
+    job.batch = r.batch;
+    job.heads = c->n_heads;
+    job.kv_heads = c->n_kv_heads;
+    job.seq = r.seq;
+    job.keys = r.source_seq;
+    job.d_k = c->d_k;
+    job.d_v = c->d_v;
+    job.scale = (float)((double)c->scale * MHA__LOG2E);
+    job.q = q;
+    job.q_stride = mha__stride_or(job.q_stride, job.heads, job.seq, job.d_k);
+    job.k = mha__place_keys((float *)(void *)(ws + plan.k), job.kv_heads, job.keys, job.d_k);
+    job.v = mha__place_values((float *)(void *)(ws + plan.v), job.kv_heads, job.keys, job.d_v);
+    job.o = o;
+    job.o_stride = mha__stride_make(job.seq * job.heads * job.d_v, job.d_v, job.heads * job.d_v);
+    job.mask = r.mask;
+    job.lse = r.lse;
+    job.attn = r.attn;
+    job.attn_mean = r.attn_mean;
+    if (r.attn || r.attn_mean) {
+        job.top = (float *)(void *)(ws + plan.top);
+        job.inv = (float *)(void *)(ws + plan.inv);
+    }
+
+    to[0] = mha__place_rows(q, job.q_stride);
+    to[1] = job.k;
+    to[2] = job.v;
+    mha__project_all(layer, &r, to, ws + plan.scratch, plan.lane);
+    mha__attend(&job, &r.parallel, ws + plan.scratch, plan.lane);
+    mha__project_o(layer, &r, o, ws + plan.scratch, plan.lane);
+    mha__close(owned);
+    return MHA_OK;
+}
+
+/* ---- the stages one by one ------------------------------------------------------------------ */
+
+MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args, float *q, float *k,
+                                   float *v)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    const mha_config *c;
+    mha_args r;
+    mha__plan plan;
+    mha__place to[3];
+    void *owned;
+    char *ws;
+    mha_status st = mha__args_resolve(&w, layer, args, &r, &plan, MHA__X | MHA__WORK);
+    if (st != MHA_OK) return st;
+    c = &layer->cfg;
+    if ((st = mha__check_tensor(&w, "q", q, 0, r.batch, r.seq, c->n_heads, c->d_k)) ||
+        (st = mha__check_tensor(&w, "k", k, 0, r.batch, r.source_seq, c->n_kv_heads, c->d_k)) ||
+        (st = mha__check_tensor(&w, "v", v, 0, r.batch, r.source_seq, c->n_kv_heads, c->d_v)))
+        return st;
+    if (r.batch == 0) return MHA_OK;
+    ws = mha__open(r.workspace, plan.total, &owned);
+    if (!ws) return MHA_ERR_MEMORY;
+    to[0] = mha__place_concat(q, r.seq, c->n_heads, c->d_k);
+    to[1] = mha__place_concat(k, r.source_seq, c->n_kv_heads, c->d_k);
+    to[2] = mha__place_concat(v, r.source_seq, c->n_kv_heads, c->d_v);
+    mha__project_all(layer, &r, to, ws + plan.scratch, plan.lane);
+    mha__close(owned);
+    return MHA_OK;
+}
+
+MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args, const float *o)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    mha_args r;
+    mha__plan plan;
+    void *owned;
+    char *ws;
+    mha_status st = mha__args_resolve(&w, layer, args, &r, &plan, MHA__Y | MHA__WORK);
+    if (st != MHA_OK) return st;
+    st = mha__check_tensor(&w, "o", o, 1, r.batch, r.seq, layer->cfg.n_heads, layer->cfg.d_v);
+    if (st != MHA_OK || r.batch == 0) return st;
+    ws = mha__open(r.workspace, plan.total, &owned);
+    if (!ws) return MHA_ERR_MEMORY;
+    mha__project_o(layer, &r, o, ws + plan.scratch, plan.lane);
+    mha__close(owned);
+    return MHA_OK;
+}
+
+/* x [B,n1,n2,d] -> y [B,n2,n1,d] */
+static mha_status mha__swap_middle(int batch, int n1, int n2, int d, const float *x, float *y)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    ptrdiff_t b, i, j;
+    mha_status st;
+    if ((st = mha__check_tensor(&w, "x", x, 1, batch, n1, n2, d)) != MHA_OK ||
+        (st = mha__check_tensor(&w, "y", y, 1, batch, n1, n2, d)) != MHA_OK)
+        return st;
+    for (b = 0; b < batch; b++)
+        for (i = 0; i < n1; i++)
+            for (j = 0; j < n2; j++)
+                memcpy(y + ((b * n2 + j) * n1 + i) * d, x + ((b * n1 + i) * n2 + j) * d,
+                       (size_t)d * sizeof(float));
+    return MHA_OK;
+}
+
+MHA_API mha_status mha_split_heads(int batch, int seq, int heads, int d, const float *x, float *y)
+{
+    if (batch < 0 || seq < 0 || heads < 1 || d < 1) return MHA_ERR_SIZE;
+    return mha__swap_middle(batch, seq, heads, d, x, y);
+}
+
+MHA_API mha_status mha_merge_heads(int batch, int seq, int heads, int d, const float *x, float *y)
+{
+    if (batch < 0 || seq < 0 || heads < 1 || d < 1) return MHA_ERR_SIZE;
+    return mha__swap_middle(batch, heads, seq, d, x, y);
+}
+
+MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout,
+                                  const float *const *w_q, const float *const *w_k,
+                                  const float *const *w_v, float *fused)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    const float *const *src[3];
+    ptrdiff_t heads[3], d[3], out = 0, col = 0, h, i, c;
+    mha_config r;
+    mha_status st;
+    int part;
+    if ((st = mha__config_resolve(&w, cfg, &r)) != MHA_OK) return st;
+    if ((int)layout < (int)MHA_IN_OUT || (int)layout > (int)MHA_OUT_IN) return MHA_ERR_ENUM;
+    if (r.d_source != r.d_model || r.d_source_v != r.d_model) return MHA_ERR_CONFLICT;
+    if (!w_q || !w_k || !w_v || !fused) return MHA_ERR_NULL;
+    if (mha__add(mha__floats(r.n_heads, r.d_k, r.d_model, 1),
+                 mha__add(mha__floats(r.n_kv_heads, r.d_k, r.d_model, 1),
+                          mha__floats(r.n_kv_heads, r.d_v, r.d_model, 1))) > MHA__BIGGEST)
+        return MHA_ERR_OVERFLOW;
+    src[0] = w_q, src[1] = w_k, src[2] = w_v;
+    heads[0] = r.n_heads, heads[1] = heads[2] = r.n_kv_heads;
+    d[0] = d[1] = r.d_k, d[2] = r.d_v;
+    for (part = 0; part < 3; part++) {
+        out += heads[part] * d[part];
+        for (h = 0; h < heads[part]; h++)
+            if ((st = mha__check_floats(&w, "w", src[part][h], 1)) != MHA_OK) return st;
+    }
+    if ((st = mha__check_floats(&w, "fused", fused, 1)) != MHA_OK) return st;
+    for (part = 0; part < 3; part++)
+        for (h = 0; h < heads[part]; h++, col += d[part])
+            for (i = 0; i < r.d_model; i++)
+                for (c = 0; c < d[part]; c++)
+                    if (layout == MHA_IN_OUT)
+                        fused[i * out + col + c] = src[part][h][i * d[part] + c];
+                    else
+                        fused[(col + c) * r.d_model + i] = src[part][h][c * r.d_model + i];
+    return MHA_OK;
+}
+
+#endif /* MHA_IMPLEMENTATION */
+
+/* ==== licence =====================================================================
+
+This software is available under 2 licences; choose whichever you prefer.
+
+ALTERNATIVE A - MIT License
+Copyright (c) 2026 the mha.h authors
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+associated documentation files (the "Software"), to deal in the Software without restriction,
+including without limitation the rights to use, copy, modify, merge, publish, distribute,
+sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+furnished to do so, subject to the following conditions:
+The above copyright notice and this permission notice shall be included in all copies or
+substantial portions of the Software.
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT
+OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+
+ALTERNATIVE B - Public Domain (www.unlicense.org)
+This is free and unencumbered software released into the public domain.
+Anyone is free to copy, modify, publish, use, compile, sell, or distribute this software, either in
+source code form or as a compiled binary, for any purpose, commercial or non-commercial, and by any
+means.
+In jurisdictions that recognize copyright laws, the author or authors of this software dedicate any
+and all copyright interest in the software to the public domain. We make this dedication for the
+benefit of the public at large and to the detriment of our heirs and successors. We intend this
+dedication to be an overt act of relinquishment in perpetuity of all present and future rights to
+this software under copyright law.
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY,
+WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE
+SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+*/

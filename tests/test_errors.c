@@ -1,0 +1,1221 @@
+/* test_errors.c - bad arguments: the right status, a sentence that names the field and the
+   numbers, and nothing written. */
+#include <limits.h>
+
+#include "fixture.h"
+
+/* Inputs of every call here; large enough for the calls that do succeed. */
+static float data[1024];
+static unsigned char bytes_of_ones[256];
+
+#define BIG "2147483647" /* INT_MAX, as a sentence shows it */
+
+static void *odd(void *p)
+{
+    return (char *)p + 1;
+}
+
+static mha_isa absent_isa(void)
+{
+    return mha_isa_available(MHA_ISA_NEON) ? MHA_ISA_AVX2 : MHA_ISA_NEON;
+}
+
+static void serial_for(void *ctx, int n, mha_task task, void *arg)
+{
+    (void)ctx;
+    for (int i = 0; i < n; i++) task(arg, i);
+}
+
+/* ---- sentences ---------------------------------------------------------------------------- */
+
+static int is_word_char(char c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+
+/* 1 if the n characters at word stand alone in the sentence. */
+static int has_word(const char *sentence, const char *word, size_t n)
+{
+    for (const char *s = sentence; *s; s++)
+        if (strncmp(s, word, n) == 0 && (s == sentence || !is_word_char(s[-1])) &&
+            !is_word_char(s[n]))
+            return 1;
+    return 0;
+}
+
+/* words: separated by spaces, all must be in the sentence; a|b: one of them. */
+static int has_words(const char *sentence, const char *words)
+{
+    while (*words) {
+        int found = 0;
+        for (;;) {
+            const size_t n = strcspn(words, " |");
+            found = found || has_word(sentence, words, n);
+            words += n;
+            if (*words != '|') break;
+            words++;
+        }
+        if (!found) return 0;
+        words += strspn(words, " ");
+    }
+    return 1;
+}
+
+typedef mha_status check_fn(const void *ctx, char *why, size_t why_size);
+
+TEST sentence(check_fn *check, const void *ctx, mha_status want, const char *words)
+{
+    static char why[600], tiny[16];
+    const size_t sizes[] = { 0, 1, 5 };
+
+    memset(why, 0x5a, sizeof why);
+    ASSERT_STATUS(want, check(ctx, why, 512));
+    ASSERTm("not terminated", memchr(why, 0, 512) != NULL);
+    for (size_t i = 512; i < sizeof why; i++) ASSERT_EQm("written past why_size", 0x5a, why[i]);
+    if (want == MHA_OK) {
+        ASSERT_STR_EQ("", why);
+    } else {
+        ASSERT(why[0] != '\0');
+        if (!has_words(why, words)) {
+            printf("\n  \"%s\"\n  has not all of: %s\n", why, words);
+            FAILm("sentence");
+        }
+    }
+    for (size_t t = 0; t < sizeof sizes / sizeof sizes[0]; t++) {
+        const size_t n = sizes[t];
+        memset(tiny, 0x5a, sizeof tiny);
+        ASSERT_STATUS(want, check(ctx, tiny, n));
+        for (size_t i = n; i < sizeof tiny; i++)
+            ASSERT_EQm("written past a tiny why_size", 0x5a, tiny[i]);
+        if (n == 0) continue;
+        ASSERTm("tiny: not terminated", memchr(tiny, 0, n) != NULL);
+        if (strlen(why) >= n) ASSERT_EQm("tiny: not cut at why_size", n - 1, strlen(tiny));
+        ASSERT_MEM_EQm("tiny: not the start of the sentence", why, tiny, strlen(tiny));
+    }
+    ASSERT_STATUS(want, check(ctx, NULL, 512));
+    ASSERT_STATUS(want, check(ctx, NULL, 0));
+    PASS();
+}
+
+/* ---- a layer's config and weights --------------------------------------------------------- */
+
+typedef struct layer_ctx {
+    mha_config cfg;
+    mha_weights w;
+    const mha_config *cfg_p;
+    const mha_weights *w_p;
+} layer_ctx;
+
+typedef struct layer_case {
+    const char *name;
+    void (*mutate)(layer_ctx *c);
+    mha_status want;
+    const char *words;
+    int in_config; /* mha_layer_size sees it too */
+} layer_case;
+
+/* D = 8, H = 2, fused weights, no bias. */
+static layer_ctx layer_base(void)
+{
+    layer_ctx c;
+    memset(&c, 0, sizeof c);
+    c.cfg.d_model = 8;
+    c.cfg.n_heads = 2;
+    c.w.qkv = data;
+    c.w.out = data;
+    return c;
+}
+
+static void separate(layer_ctx *c)
+{
+    c->w.qkv = NULL;
+    c->w.q = c->w.k = c->w.v = data;
+}
+
+/* clang-format off */
+#define LAYER(name, ...) \
+    static void layer_##name(layer_ctx *c) { __VA_ARGS__; }
+LAYER(good, (void)c)
+LAYER(good_separate, separate(c))
+LAYER(good_mixed_bias, c->w.b_q = data; c->w.b_v = data)
+LAYER(good_fused_bias, separate(c); c->w.b_qkv = data)
+LAYER(good_d_k, c->cfg.d_model = 7; c->cfg.d_k = 3)
+LAYER(good_cross, separate(c); c->cfg.d_source = 6; c->cfg.d_source_v = 5)
+LAYER(good_kv_heads, c->cfg.n_kv_heads = 1)
+LAYER(good_out_in, c->w.layout = MHA_OUT_IN)
+LAYER(cfg_null, c->cfg_p = NULL)
+LAYER(w_null, c->w_p = NULL)
+LAYER(d_model_0, c->cfg.d_model = 0)
+LAYER(d_model_neg, c->cfg.d_model = -8)
+LAYER(n_heads_0, c->cfg.n_heads = 0)
+LAYER(n_heads_neg, c->cfg.n_heads = -2)
+LAYER(d_model_not_divisible, c->cfg.d_model = 510; c->cfg.n_heads = 8)
+LAYER(n_kv_heads_neg, c->cfg.n_kv_heads = -1)
+LAYER(n_kv_heads_not_dividing, c->cfg.n_heads = 4; c->cfg.n_kv_heads = 3)
+LAYER(n_kv_heads_more, c->cfg.n_kv_heads = 4)
+LAYER(d_k_neg, c->cfg.d_k = -3)
+LAYER(d_v_neg, c->cfg.d_v = -3)
+LAYER(d_source_neg, c->cfg.d_source = -6)
+LAYER(d_source_v_neg, c->cfg.d_source_v = -6)
+LAYER(min_d_model, c->cfg.d_model = INT_MIN)
+LAYER(scale_nan, c->cfg.scale = F_NAN)
+LAYER(scale_inf, c->cfg.scale = F_INF)
+LAYER(scale_ninf, c->cfg.scale = F_NINF)
+LAYER(isa_99, c->cfg.isa = (mha_isa)99)
+LAYER(isa_neg, c->cfg.isa = (mha_isa)-1)
+LAYER(isa_absent, c->cfg.isa = absent_isa())
+LAYER(over_d_model, c->cfg.d_model = INT_MAX; c->cfg.n_heads = 1)
+LAYER(over_heads, c->cfg.n_heads = INT_MAX; c->cfg.d_k = INT_MAX)
+LAYER(over_d_v, c->cfg.n_heads = INT_MAX; c->cfg.d_k = 1; c->cfg.d_v = INT_MAX)
+LAYER(over_out, c->cfg.n_heads = INT_MAX; c->cfg.n_kv_heads = 1; c->cfg.d_k = 1;
+      c->cfg.d_v = INT_MAX)
+LAYER(over_d_source, separate(c); c->cfg.d_source = INT_MAX; c->cfg.d_k = INT_MAX)
+LAYER(over_d_source_v, separate(c); c->cfg.d_source_v = INT_MAX; c->cfg.d_v = INT_MAX)
+LAYER(none, c->w.qkv = NULL)
+LAYER(out_null, c->w.out = NULL)
+LAYER(only_q, c->w.qkv = NULL; c->w.q = data)
+LAYER(without_q, separate(c); c->w.q = NULL)
+LAYER(without_k, separate(c); c->w.k = NULL)
+LAYER(without_v, separate(c); c->w.v = NULL)
+LAYER(qkv_and_q, c->w.q = data)
+LAYER(qkv_and_k, c->w.k = data)
+LAYER(qkv_and_v, c->w.v = data)
+LAYER(qkv_and_all, c->w.q = c->w.k = c->w.v = data)
+LAYER(b_qkv_and_b_q, c->w.b_qkv = c->w.b_q = data)
+LAYER(b_qkv_and_b_k, c->w.b_qkv = c->w.b_k = data)
+LAYER(b_qkv_and_b_v, c->w.b_qkv = c->w.b_v = data)
+LAYER(qkv_and_d_source, c->cfg.d_source = 6)
+LAYER(qkv_and_d_source_v, c->cfg.d_source_v = 6)
+LAYER(layout_7, c->w.layout = (mha_layout)7)
+LAYER(layout_neg, c->w.layout = (mha_layout)-1)
+LAYER(odd_qkv, c->w.qkv = odd(data))
+LAYER(odd_q, separate(c); c->w.q = odd(data))
+LAYER(odd_k, separate(c); c->w.k = odd(data))
+LAYER(odd_v, separate(c); c->w.v = odd(data))
+LAYER(odd_out, c->w.out = odd(data))
+LAYER(odd_b_qkv, c->w.b_qkv = odd(data))
+LAYER(odd_b_q, c->w.b_q = odd(data))
+LAYER(odd_b_k, c->w.b_k = odd(data))
+LAYER(odd_b_v, c->w.b_v = odd(data))
+LAYER(odd_b_out, c->w.b_out = odd(data))
+/* clang-format on */
+
+static const layer_case layer_cases[] = {
+    { "good", layer_good, MHA_OK, "", 1 },
+    { "good_separate", layer_good_separate, MHA_OK, "", 1 },
+    { "good_mixed_bias", layer_good_mixed_bias, MHA_OK, "", 1 },
+    { "good_fused_bias", layer_good_fused_bias, MHA_OK, "", 1 },
+    { "good_d_k", layer_good_d_k, MHA_OK, "", 1 },
+    { "good_cross", layer_good_cross, MHA_OK, "", 1 },
+    { "good_kv_heads", layer_good_kv_heads, MHA_OK, "", 1 },
+    { "good_out_in", layer_good_out_in, MHA_OK, "", 1 },
+    { "cfg_null", layer_cfg_null, MHA_ERR_NULL, "cfg|config", 1 },
+    { "w_null", layer_w_null, MHA_ERR_NULL, "w|weights", 0 },
+    { "d_model_0", layer_d_model_0, MHA_ERR_SIZE, "d_model 0", 1 },
+    { "d_model_neg", layer_d_model_neg, MHA_ERR_SIZE, "d_model -8", 1 },
+    { "n_heads_0", layer_n_heads_0, MHA_ERR_SIZE, "n_heads 0", 1 },
+    { "n_heads_neg", layer_n_heads_neg, MHA_ERR_SIZE, "n_heads -2", 1 },
+    { "d_model_not_divisible", layer_d_model_not_divisible, MHA_ERR_SIZE, "d_model 510 n_heads 8",
+      1 },
+    { "n_kv_heads_neg", layer_n_kv_heads_neg, MHA_ERR_SIZE, "n_kv_heads -1", 1 },
+    { "n_kv_heads_not_dividing", layer_n_kv_heads_not_dividing, MHA_ERR_SIZE, "n_kv_heads 3 4", 1 },
+    { "n_kv_heads_more", layer_n_kv_heads_more, MHA_ERR_SIZE, "n_kv_heads 4 2", 1 },
+    { "d_k_neg", layer_d_k_neg, MHA_ERR_SIZE, "d_k -3", 1 },
+    { "d_v_neg", layer_d_v_neg, MHA_ERR_SIZE, "d_v -3", 1 },
+    { "d_source_neg", layer_d_source_neg, MHA_ERR_SIZE, "d_source -6", 1 },
+    { "d_source_v_neg", layer_d_source_v_neg, MHA_ERR_SIZE, "d_source_v -6", 1 },
+    { "min_d_model", layer_min_d_model, MHA_ERR_SIZE, "d_model -2147483648", 1 },
+    { "scale_nan", layer_scale_nan, MHA_ERR_VALUE, "scale", 1 },
+    { "scale_inf", layer_scale_inf, MHA_ERR_VALUE, "scale", 1 },
+    { "scale_ninf", layer_scale_ninf, MHA_ERR_VALUE, "scale", 1 },
+    { "isa_99", layer_isa_99, MHA_ERR_ENUM, "isa 99", 1 },
+    { "isa_neg", layer_isa_neg, MHA_ERR_ENUM, "isa -1", 1 },
+    { "isa_absent", layer_isa_absent, MHA_ERR_ISA, "isa", 1 },
+    { "over_d_model", layer_over_d_model, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_heads", layer_over_heads, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_d_v", layer_over_d_v, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_out", layer_over_out, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_d_source", layer_over_d_source, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_d_source_v", layer_over_d_source_v, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "none", layer_none, MHA_ERR_NULL, "qkv", 0 },
+    { "out_null", layer_out_null, MHA_ERR_NULL, "out", 0 },
+    { "only_q", layer_only_q, MHA_ERR_NULL, "k", 0 },
+    { "without_q", layer_without_q, MHA_ERR_NULL, "q", 0 },
+    { "without_k", layer_without_k, MHA_ERR_NULL, "k", 0 },
+    { "without_v", layer_without_v, MHA_ERR_NULL, "v", 0 },
+    { "qkv_and_q", layer_qkv_and_q, MHA_ERR_CONFLICT, "qkv q", 0 },
+    { "qkv_and_k", layer_qkv_and_k, MHA_ERR_CONFLICT, "qkv k", 0 },
+    { "qkv_and_v", layer_qkv_and_v, MHA_ERR_CONFLICT, "qkv v", 0 },
+    { "qkv_and_all", layer_qkv_and_all, MHA_ERR_CONFLICT, "qkv q", 0 },
+    { "b_qkv_and_b_q", layer_b_qkv_and_b_q, MHA_ERR_CONFLICT, "b_qkv b_q", 0 },
+    { "b_qkv_and_b_k", layer_b_qkv_and_b_k, MHA_ERR_CONFLICT, "b_qkv b_k", 0 },
+    { "b_qkv_and_b_v", layer_b_qkv_and_b_v, MHA_ERR_CONFLICT, "b_qkv b_v", 0 },
+    { "qkv_and_d_source", layer_qkv_and_d_source, MHA_ERR_CONFLICT, "qkv d_source 6", 0 },
+    { "qkv_and_d_source_v", layer_qkv_and_d_source_v, MHA_ERR_CONFLICT, "qkv d_source_v 6", 0 },
+    { "layout_7", layer_layout_7, MHA_ERR_ENUM, "layout 7", 0 },
+    { "layout_neg", layer_layout_neg, MHA_ERR_ENUM, "layout -1", 0 },
+    { "odd_qkv", layer_odd_qkv, MHA_ERR_ALIGN, "qkv", 0 },
+    { "odd_q", layer_odd_q, MHA_ERR_ALIGN, "q", 0 },
+    { "odd_k", layer_odd_k, MHA_ERR_ALIGN, "k", 0 },
+    { "odd_v", layer_odd_v, MHA_ERR_ALIGN, "v", 0 },
+    { "odd_out", layer_odd_out, MHA_ERR_ALIGN, "out", 0 },
+    { "odd_b_qkv", layer_odd_b_qkv, MHA_ERR_ALIGN, "b_qkv", 0 },
+    { "odd_b_q", layer_odd_b_q, MHA_ERR_ALIGN, "b_q", 0 },
+    { "odd_b_k", layer_odd_b_k, MHA_ERR_ALIGN, "b_k", 0 },
+    { "odd_b_v", layer_odd_b_v, MHA_ERR_ALIGN, "b_v", 0 },
+    { "odd_b_out", layer_odd_b_out, MHA_ERR_ALIGN, "b_out", 0 },
+};
+
+static mha_status check_layer(const void *ctx, char *why, size_t why_size)
+{
+    const layer_ctx *c = (const layer_ctx *)ctx;
+    return mha_layer_check(c->cfg_p, c->w_p, why, why_size);
+}
+
+static int all_are(const void *p, size_t n, int byte)
+{
+    const unsigned char *c = (const unsigned char *)p;
+    for (size_t i = 0; i < n; i++)
+        if (c[i] != byte) return 0;
+    return 1;
+}
+
+TEST layer_arguments(const layer_case *t)
+{
+    layer_ctx good = layer_base(), c = good;
+    mha_layer *const junk = (mha_layer *)(void *)data;
+    mha_layer *layer = junk;
+    size_t good_size = 0, size = 0;
+    const long live = test_live;
+    unsigned char *buffer;
+
+    c.cfg_p = &c.cfg;
+    c.w_p = &c.w;
+    t->mutate(&c);
+    ASSERT_STATUS(t->in_config ? t->want : MHA_OK, mha_layer_size(c.cfg_p, &size));
+
+    ASSERT_STATUS(t->want, mha_layer_create(&layer, c.cfg_p, c.w_p));
+    if (t->want == MHA_OK) ASSERT(layer != NULL && layer != junk);
+    else ASSERT_EQ(NULL, layer);
+    mha_layer_free(layer);
+    ASSERT_EQ(live, test_live);
+
+    /* In a buffer that would do for the good layer. */
+    ASSERT_STATUS(MHA_OK, mha_layer_size(&good.cfg, &good_size));
+    if (t->want == MHA_OK) good_size = size;
+    buffer = (unsigned char *)malloc(good_size);
+    ASSERT(buffer != NULL);
+    memset(buffer, 0xa5, good_size);
+    layer = junk;
+    ASSERT_STATUS(t->want, mha_layer_init(&layer, buffer, good_size, c.cfg_p, c.w_p));
+    if (t->want == MHA_OK) {
+        ASSERT(layer != NULL && layer != junk);
+    } else {
+        ASSERT_EQ(NULL, layer);
+        ASSERTm("buffer written on error", all_are(buffer, good_size, 0xa5));
+    }
+    free(buffer);
+    CHECK_CALL(sentence(check_layer, &c, t->want, t->words));
+    PASS();
+}
+
+TEST layer_pointers(void)
+{
+    layer_ctx c = layer_base();
+    mha_layer *const junk = (mha_layer *)(void *)data;
+    mha_layer *layer = junk;
+    size_t size = 0;
+    unsigned char *buffer;
+
+    ASSERT_STATUS(MHA_ERR_NULL, mha_layer_create(NULL, &c.cfg, &c.w));
+    ASSERT_STATUS(MHA_ERR_NULL, mha_layer_size(&c.cfg, NULL));
+    ASSERT_STATUS(MHA_OK, mha_layer_size(&c.cfg, &size));
+    buffer = (unsigned char *)malloc(size);
+    ASSERT(buffer != NULL);
+    memset(buffer, 0xa5, size);
+    ASSERT_STATUS(MHA_ERR_NULL, mha_layer_init(NULL, buffer, size, &c.cfg, &c.w));
+    ASSERT_STATUS(MHA_ERR_NULL, mha_layer_init(&layer, NULL, size, &c.cfg, &c.w));
+    ASSERT_EQ(NULL, layer);
+    layer = junk;
+    ASSERT_STATUS(MHA_ERR_BUFFER, mha_layer_init(&layer, buffer, size - 1, &c.cfg, &c.w));
+    ASSERT_EQ(NULL, layer);
+    layer = junk;
+    ASSERT_STATUS(MHA_ERR_BUFFER, mha_layer_init(&layer, buffer, 0, &c.cfg, &c.w));
+    ASSERT_EQ(NULL, layer);
+    ASSERT(all_are(buffer, size, 0xa5));
+    free(buffer);
+    mha_layer_free(NULL);
+    ASSERT_EQ(NULL, mha_layer_config(NULL));
+    PASS();
+}
+
+TEST layer_defaults(void)
+{
+    layer_ctx c = layer_base();
+    mha_layer *layer = NULL;
+    const mha_config *r;
+
+    ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &c.cfg, &c.w));
+    r = mha_layer_config(layer);
+    ASSERT(r != NULL);
+    ASSERT_EQ_FMT(8, r->d_model, "%d");
+    ASSERT_EQ_FMT(2, r->n_heads, "%d");
+    ASSERT_EQ_FMT(2, r->n_kv_heads, "%d");
+    ASSERT_EQ_FMT(4, r->d_k, "%d");
+    ASSERT_EQ_FMT(4, r->d_v, "%d");
+    ASSERT_EQ_FMT(8, r->d_source, "%d");
+    ASSERT_EQ_FMT(8, r->d_source_v, "%d");
+    ASSERT_EQ(bits_f(0.5f), bits_f(r->scale));
+    ASSERT(r->isa != MHA_ISA_AUTO && mha_isa_available(r->isa));
+    mha_layer_free(layer);
+
+    separate(&c);
+    c.cfg.d_k = 3;
+    c.cfg.n_kv_heads = 1;
+    c.cfg.d_source = 6;
+    c.cfg.scale = -0.25f;
+    c.cfg.isa = MHA_ISA_SCALAR;
+    ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &c.cfg, &c.w));
+    r = mha_layer_config(layer);
+    ASSERT_EQ_FMT(1, r->n_kv_heads, "%d");
+    ASSERT_EQ_FMT(3, r->d_k, "%d");
+    ASSERT_EQ_FMT(3, r->d_v, "%d");
+    ASSERT_EQ_FMT(6, r->d_source, "%d");
+    ASSERT_EQ_FMT(6, r->d_source_v, "%d");
+    ASSERT_EQ(bits_f(-0.25f), bits_f(r->scale));
+    ASSERT_EQ(MHA_ISA_SCALAR, r->isa);
+    mha_layer_free(layer);
+    PASS();
+}
+
+/* ---- mha_forward -------------------------------------------------------------------------- */
+
+enum { B = 2, T = 3, S = 4, D = 8, H = 2 };
+
+static const int good_len[B] = { 0, 3 }, negative_len[B] = { 1, -1 }, long_len[B] = { 9, 1 };
+
+/* All that a call may write, so that one look shows whether it wrote. */
+typedef struct outputs {
+    float y[B * T * D];
+    float attn[B * H * T * S];
+    float mean[B * T * S];
+    float lse[B * H * T];
+    float q[B * T * D], k[B * S * D], v[B * S * D];
+} outputs;
+static outputs out;
+
+typedef struct call_ctx {
+    mha_layer *layer; /* as made */
+    const mha_layer *layer_p;
+    mha_args a;
+    const mha_args *a_p;
+    float *q, *k, *v; /* of mha_project_qkv */
+    const float *o;   /* of mha_project_out */
+} call_ctx;
+
+enum { SELF, CROSS };
+
+typedef struct call_case {
+    const char *name;
+    int kind;
+    void (*mutate)(call_ctx *c);
+    mha_status want;
+    const char *words;
+    int sized; /* mha_workspace_size sees it too */
+} call_case;
+
+/* CROSS: d_source 6, d_source_v 5. A workspace of exactly the right size. */
+static mha_status call_base(call_ctx *c, int kind)
+{
+    layer_ctx l = layer_base();
+    mha_status st;
+    memset(c, 0, sizeof *c);
+    memset(&out, 0xa5, sizeof out);
+    if (kind == CROSS) layer_good_cross(&l);
+    st = mha_layer_create(&c->layer, &l.cfg, &l.w);
+    if (st != MHA_OK) return st;
+    c->layer_p = c->layer;
+    c->a_p = &c->a;
+    c->a.batch = B;
+    c->a.seq = T;
+    c->a.x = data;
+    if (kind == CROSS) {
+        c->a.source_seq = S;
+        c->a.source = data;
+        c->a.source_v = data;
+    }
+    c->a.y = out.y;
+    c->a.attn = out.attn;
+    c->a.attn_mean = out.mean;
+    c->a.lse = out.lse;
+    c->q = out.q;
+    c->k = out.k;
+    c->v = out.v;
+    c->o = data;
+    st = mha_workspace_size(c->layer, &c->a, &c->a.workspace_size);
+    c->a.workspace = malloc(c->a.workspace_size);
+    memset(c->a.workspace, 0xa5, c->a.workspace_size);
+    return st;
+}
+
+/* clang-format off */
+#define CALL(name, ...) \
+    static void call_##name(call_ctx *c) { __VA_ARGS__; }
+CALL(good, (void)c)
+CALL(good_source_seq, c->a.source_seq = T)
+CALL(good_key_len, c->a.mask.key_len = good_len)
+CALL(good_allow, c->a.mask.allow = bytes_of_ones)
+CALL(good_threads_1, c->a.parallel.threads = 1)
+CALL(good_parallel, c->a.parallel.parallel_for = serial_for; c->a.parallel.threads = 1)
+CALL(good_causal, c->a.mask.causal = MHA_CAUSAL_UPPER_LEFT)
+CALL(layer_null, c->layer_p = NULL)
+CALL(args_null, c->a_p = NULL)
+CALL(x_null, c->a.x = NULL)
+CALL(y_null, c->a.y = NULL)
+CALL(source_null, c->a.source = NULL; c->a.source_v = NULL; c->a.source_seq = 0)
+CALL(source_v_null, c->a.source_v = NULL)
+CALL(batch_neg, c->a.batch = -1)
+CALL(seq_neg, c->a.seq = -7)
+CALL(source_seq_neg, c->a.source_seq = -7)
+CALL(source_seq_alone, c->a.source_seq = 5)
+CALL(source_v_alone, c->a.source_v = data)
+CALL(over_batch, c->a.batch = INT_MAX; c->a.seq = INT_MAX)
+CALL(over_source, c->a.batch = INT_MAX; c->a.seq = 1; c->a.source_seq = INT_MAX)
+CALL(over_attn, c->a.batch = 1; c->a.seq = INT_MAX; c->a.attn_mean = NULL)
+CALL(over_mean, c->a.batch = 2; c->a.seq = INT_MAX; c->a.attn = NULL)
+CALL(over_cross_attn, c->a.batch = 1; c->a.seq = INT_MAX; c->a.source_seq = INT_MAX;
+     c->a.attn_mean = NULL)
+CALL(odd_x, c->a.x = odd(data))
+CALL(odd_source, c->a.source = odd(data))
+CALL(odd_source_v, c->a.source_v = odd(data))
+CALL(odd_y, c->a.y = odd(out.y))
+CALL(odd_attn, c->a.attn = odd(out.attn))
+CALL(odd_mean, c->a.attn_mean = odd(out.mean))
+CALL(odd_lse, c->a.lse = odd(out.lse))
+CALL(odd_bias, c->a.mask.bias = odd(data))
+CALL(odd_key_len, c->a.mask.key_len = odd(data))
+CALL(causal_3, c->a.mask.causal = (mha_causal)3)
+CALL(causal_neg, c->a.mask.causal = (mha_causal)-1)
+CALL(key_len_neg, c->a.mask.key_len = negative_len)
+CALL(key_len_long, c->a.mask.key_len = long_len)
+CALL(workspace_short, c->a.workspace_size--)
+CALL(workspace_0, c->a.workspace_size = 0)
+CALL(threads_0, c->a.parallel.parallel_for = serial_for)
+CALL(threads_neg, c->a.parallel.parallel_for = serial_for; c->a.parallel.threads = -3)
+CALL(threads_alone, c->a.parallel.threads = 2)
+/* clang-format on */
+
+static const call_case call_cases[] = {
+    { "good", SELF, call_good, MHA_OK, "", 1 },
+    { "good_cross", CROSS, call_good, MHA_OK, "", 1 },
+    { "good_source_seq", SELF, call_good_source_seq, MHA_OK, "", 1 },
+    { "good_key_len", CROSS, call_good_key_len, MHA_OK, "", 1 },
+    { "good_allow", CROSS, call_good_allow, MHA_OK, "", 1 },
+    { "good_threads_1", SELF, call_good_threads_1, MHA_OK, "", 1 },
+    { "good_parallel", SELF, call_good_parallel, MHA_OK, "", 1 },
+    { "good_causal", CROSS, call_good_causal, MHA_OK, "", 1 },
+    { "layer_null", SELF, call_layer_null, MHA_ERR_NULL, "layer", 1 },
+    { "args_null", SELF, call_args_null, MHA_ERR_NULL, "args", 1 },
+    { "x_null", SELF, call_x_null, MHA_ERR_NULL, "x", 0 },
+    { "y_null", SELF, call_y_null, MHA_ERR_NULL, "y", 0 },
+    { "source_null", CROSS, call_source_null, MHA_ERR_NULL, "source d_source 6 8", 0 },
+    { "source_v_null", CROSS, call_source_v_null, MHA_ERR_NULL, "source_v d_source_v 5 6", 0 },
+    { "batch_neg", SELF, call_batch_neg, MHA_ERR_SIZE, "batch -1", 1 },
+    { "batch_neg_cross", CROSS, call_batch_neg, MHA_ERR_SIZE, "batch -1", 1 },
+    { "seq_neg", SELF, call_seq_neg, MHA_ERR_SIZE, "seq -7", 1 },
+    { "source_seq_neg", CROSS, call_source_seq_neg, MHA_ERR_SIZE, "source_seq -7", 1 },
+    { "source_seq_alone", SELF, call_source_seq_alone, MHA_ERR_CONFLICT, "source_seq 5 3", 1 },
+    { "source_v_alone", SELF, call_source_v_alone, MHA_ERR_CONFLICT, "source_v source", 0 },
+    { "over_batch", SELF, call_over_batch, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_source", CROSS, call_over_source, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_attn", SELF, call_over_attn, MHA_ERR_OVERFLOW, BIG, 0 },
+    { "over_mean", SELF, call_over_mean, MHA_ERR_OVERFLOW, BIG, 0 },
+    { "over_cross_attn", CROSS, call_over_cross_attn, MHA_ERR_OVERFLOW, BIG, 0 },
+    { "odd_x", SELF, call_odd_x, MHA_ERR_ALIGN, "x", 0 },
+    { "odd_source", CROSS, call_odd_source, MHA_ERR_ALIGN, "source", 0 },
+    { "odd_source_v", CROSS, call_odd_source_v, MHA_ERR_ALIGN, "source_v", 0 },
+    { "odd_y", SELF, call_odd_y, MHA_ERR_ALIGN, "y", 0 },
+    { "odd_attn", SELF, call_odd_attn, MHA_ERR_ALIGN, "attn", 0 },
+    { "odd_mean", SELF, call_odd_mean, MHA_ERR_ALIGN, "attn_mean", 0 },
+    { "odd_lse", SELF, call_odd_lse, MHA_ERR_ALIGN, "lse", 0 },
+    { "odd_bias", SELF, call_odd_bias, MHA_ERR_ALIGN, "bias", 0 },
+    { "odd_key_len", SELF, call_odd_key_len, MHA_ERR_ALIGN, "key_len", 0 },
+    { "causal_3", SELF, call_causal_3, MHA_ERR_ENUM, "causal 3", 0 },
+    { "causal_neg", SELF, call_causal_neg, MHA_ERR_ENUM, "causal -1", 0 },
+    { "key_len_neg", CROSS, call_key_len_neg, MHA_ERR_VALUE, "key_len 1 -1", 0 },
+    { "key_len_long", CROSS, call_key_len_long, MHA_ERR_VALUE, "key_len 0 9 4", 0 },
+    { "workspace_short", SELF, call_workspace_short, MHA_ERR_WORKSPACE, "workspace|workspace_size",
+      0 },
+    { "workspace_short_cross", CROSS, call_workspace_short, MHA_ERR_WORKSPACE,
+      "workspace|workspace_size", 0 },
+    { "workspace_0", SELF, call_workspace_0, MHA_ERR_WORKSPACE, "workspace|workspace_size 0", 0 },
+    { "threads_0", SELF, call_threads_0, MHA_ERR_SIZE, "threads 0", 1 },
+    { "threads_neg", SELF, call_threads_neg, MHA_ERR_SIZE, "threads -3", 1 },
+    { "threads_alone", SELF, call_threads_alone, MHA_ERR_CONFLICT, "threads 2 parallel_for", 1 },
+};
+
+static mha_status check_call(const void *ctx, char *why, size_t why_size)
+{
+    const call_ctx *c = (const call_ctx *)ctx;
+    return mha_forward_check(c->layer_p, c->a_p, why, why_size);
+}
+
+TEST forward_arguments(const call_case *t)
+{
+    call_ctx c;
+    size_t size = 0, full;
+    void *workspace;
+
+    ASSERT_STATUS(MHA_OK, call_base(&c, t->kind));
+    full = c.a.workspace_size;
+    workspace = c.a.workspace;
+    t->mutate(&c);
+    ASSERT_STATUS(t->want, mha_forward_check(c.layer_p, c.a_p, NULL, 0));
+    ASSERTm("a check wrote", all_are(&out, sizeof out, 0xa5) && all_are(workspace, full, 0xa5));
+    if (t->sized) ASSERT_STATUS(t->want, mha_workspace_size(c.layer_p, c.a_p, &size));
+    ASSERT_STATUS(t->want, mha_forward(c.layer_p, c.a_p));
+    if (t->want != MHA_OK) {
+        ASSERTm("output written on error", all_are(&out, sizeof out, 0xa5));
+        ASSERTm("workspace written on error", all_are(workspace, full, 0xa5));
+    } else {
+        ASSERTm("nothing written", !all_are(out.y, sizeof out.y, 0xa5));
+    }
+    CHECK_CALL(sentence(check_call, &c, t->want, t->words));
+    free(workspace);
+    mha_layer_free(c.layer);
+    PASS();
+}
+
+/* The sentence for a workspace has both numbers. */
+TEST workspace_numbers(void)
+{
+    call_ctx c;
+    char why[512], need[32], have[32];
+
+    ASSERT_STATUS(MHA_OK, call_base(&c, SELF));
+    snprintf(need, sizeof need, "%lu", (unsigned long)c.a.workspace_size);
+    c.a.workspace_size--;
+    snprintf(have, sizeof have, "%lu", (unsigned long)c.a.workspace_size);
+    ASSERT_STATUS(MHA_ERR_WORKSPACE, mha_forward_check(c.layer, &c.a, why, sizeof why));
+    ASSERTm(why, has_words(why, need) && has_words(why, have));
+    free(c.a.workspace);
+    mha_layer_free(c.layer);
+    PASS();
+}
+
+TEST workspace_size_pointers(void)
+{
+    call_ctx c;
+    size_t full, size = 0;
+
+    ASSERT_STATUS(MHA_OK, call_base(&c, SELF));
+    full = c.a.workspace_size;
+    ASSERT_STATUS(MHA_ERR_NULL, mha_workspace_size(c.layer, &c.a, NULL));
+    /* It depends on neither x nor y nor the mask, so it can be asked before they are there. */
+    c.a.x = NULL;
+    c.a.y = NULL;
+    c.a.lse = NULL;
+    ASSERT_STATUS(MHA_OK, mha_workspace_size(c.layer, &c.a, &size));
+    ASSERT_EQ(full, size);
+    free(c.a.workspace);
+    mha_layer_free(c.layer);
+    PASS();
+}
+
+TEST no_workspace_allocates(void)
+{
+    call_ctx c;
+    const long live = test_live;
+
+    ASSERT_STATUS(MHA_OK, call_base(&c, SELF));
+    free(c.a.workspace);
+    c.a.workspace = NULL;
+    c.a.workspace_size = 0;
+    test_allocs = 0;
+    ASSERT_STATUS(MHA_OK, mha_forward(c.layer, &c.a));
+    ASSERT(test_allocs > 0);
+    mha_layer_free(c.layer);
+    ASSERT_EQ(live, test_live);
+    PASS();
+}
+
+/* Nothing is read from or written to a tensor of size zero: it may be null. */
+TEST empty_may_be_null(void)
+{
+    call_ctx c;
+    mha_sdpa_args s;
+
+    ASSERT_STATUS(MHA_OK, call_base(&c, SELF));
+    free(c.a.workspace);
+    memset(&c.a, 0, sizeof c.a);
+    c.a.seq = T;
+    ASSERT_STATUS(MHA_OK, mha_forward(c.layer, &c.a));
+    c.a.batch = B;
+    c.a.seq = 0;
+    ASSERT_STATUS(MHA_OK, mha_forward(c.layer, &c.a));
+    ASSERT_STATUS(MHA_OK, mha_project_qkv(c.layer, &c.a, NULL, NULL, NULL));
+    ASSERT_STATUS(MHA_OK, mha_project_out(c.layer, &c.a, NULL));
+    mha_layer_free(c.layer);
+
+    memset(&s, 0, sizeof s);
+    s.heads = H;
+    s.d_k = 4;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&s));
+    s.batch = B;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&s));
+    s.source_seq = S; /* k and v have elements, q and o do not */
+    s.k = data;
+    s.v = data;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&s));
+
+    ASSERT_STATUS(MHA_OK, mha_split_heads(0, T, H, 4, NULL, NULL));
+    ASSERT_STATUS(MHA_OK, mha_split_heads(B, 0, H, 4, NULL, NULL));
+    ASSERT_STATUS(MHA_OK, mha_merge_heads(0, T, H, 4, NULL, NULL));
+    ASSERT_STATUS(MHA_OK, mha_merge_heads(B, 0, H, 4, NULL, NULL));
+    PASS();
+}
+
+/* ---- mha_project_qkv, mha_project_out ----------------------------------------------------- */
+
+/* clang-format off */
+CALL(qkv_odd_q, c->q = odd(out.q))
+CALL(qkv_odd_k, c->k = odd(out.k))
+CALL(qkv_odd_v, c->v = odd(out.v))
+CALL(qkv_none, c->q = c->k = c->v = NULL)
+CALL(qkv_only_k, c->q = c->v = NULL)
+CALL(qkv_without_v, c->v = NULL)
+CALL(out_odd_o, c->o = odd(data))
+CALL(out_o_null, c->o = NULL)
+/* clang-format on */
+
+static const call_case qkv_cases[] = {
+    { "good", SELF, call_good, MHA_OK, "", 0 },
+    { "good_cross", CROSS, call_good, MHA_OK, "", 0 },
+    { "none_wanted", SELF, call_qkv_none, MHA_OK, "", 0 },
+    { "only_k", CROSS, call_qkv_only_k, MHA_OK, "", 0 },
+    { "without_v", CROSS, call_qkv_without_v, MHA_OK, "", 0 },
+    { "y_null", SELF, call_y_null, MHA_OK, "", 0 },
+    { "layer_null", SELF, call_layer_null, MHA_ERR_NULL, "", 0 },
+    { "args_null", SELF, call_args_null, MHA_ERR_NULL, "", 0 },
+    { "x_null", SELF, call_x_null, MHA_ERR_NULL, "", 0 },
+    { "source_null", CROSS, call_source_null, MHA_ERR_NULL, "", 0 },
+    { "source_v_null", CROSS, call_source_v_null, MHA_ERR_NULL, "", 0 },
+    { "batch_neg", SELF, call_batch_neg, MHA_ERR_SIZE, "", 0 },
+    { "seq_neg", SELF, call_seq_neg, MHA_ERR_SIZE, "", 0 },
+    { "source_seq_neg", CROSS, call_source_seq_neg, MHA_ERR_SIZE, "", 0 },
+    { "source_seq_alone", SELF, call_source_seq_alone, MHA_ERR_CONFLICT, "", 0 },
+    { "source_v_alone", SELF, call_source_v_alone, MHA_ERR_CONFLICT, "", 0 },
+    { "over_batch", SELF, call_over_batch, MHA_ERR_OVERFLOW, "", 0 },
+    { "over_source", CROSS, call_over_source, MHA_ERR_OVERFLOW, "", 0 },
+    { "odd_x", SELF, call_odd_x, MHA_ERR_ALIGN, "", 0 },
+    { "odd_source", CROSS, call_odd_source, MHA_ERR_ALIGN, "", 0 },
+    { "odd_source_v", CROSS, call_odd_source_v, MHA_ERR_ALIGN, "", 0 },
+    { "odd_q", SELF, call_qkv_odd_q, MHA_ERR_ALIGN, "", 0 },
+    { "odd_k", SELF, call_qkv_odd_k, MHA_ERR_ALIGN, "", 0 },
+    { "odd_v", SELF, call_qkv_odd_v, MHA_ERR_ALIGN, "", 0 },
+    { "workspace_short", SELF, call_workspace_short, MHA_ERR_WORKSPACE, "", 0 },
+    { "threads_0", SELF, call_threads_0, MHA_ERR_SIZE, "", 0 },
+    { "threads_alone", SELF, call_threads_alone, MHA_ERR_CONFLICT, "", 0 },
+};
+
+TEST project_qkv_arguments(const call_case *t)
+{
+    call_ctx c;
+    void *workspace;
+    size_t full;
+
+    ASSERT_STATUS(MHA_OK, call_base(&c, t->kind));
+    c.a.attn = c.a.attn_mean = c.a.lse = NULL;
+    workspace = c.a.workspace;
+    ASSERT_STATUS(MHA_OK, mha_workspace_size(c.layer, &c.a, &full));
+    ASSERT(full <= c.a.workspace_size);
+    c.a.workspace_size = full;
+    t->mutate(&c);
+    ASSERT_STATUS(t->want, mha_project_qkv(c.layer_p, c.a_p, c.q, c.k, c.v));
+    ASSERTm("y written", all_are(out.y, sizeof out.y, 0xa5));
+    if (t->want != MHA_OK) {
+        ASSERTm("output written on error", all_are(&out, sizeof out, 0xa5));
+        ASSERTm("workspace written on error", all_are(workspace, full, 0xa5));
+    } else {
+        ASSERT_EQ(!c.q, all_are(out.q, sizeof out.q, 0xa5));
+        ASSERT_EQ(!c.k, all_are(out.k, sizeof out.k, 0xa5));
+        ASSERT_EQ(!c.v, all_are(out.v, sizeof out.v, 0xa5));
+    }
+    free(workspace);
+    mha_layer_free(c.layer);
+    PASS();
+}
+
+static const call_case out_cases[] = {
+    { "good", SELF, call_good, MHA_OK, "", 0 },
+    { "good_cross", CROSS, call_good, MHA_OK, "", 0 },
+    { "x_null", SELF, call_x_null, MHA_OK, "", 0 },
+    { "source_null", CROSS, call_source_null, MHA_OK, "", 0 },
+    { "layer_null", SELF, call_layer_null, MHA_ERR_NULL, "", 0 },
+    { "args_null", SELF, call_args_null, MHA_ERR_NULL, "", 0 },
+    { "o_null", SELF, call_out_o_null, MHA_ERR_NULL, "", 0 },
+    { "y_null", SELF, call_y_null, MHA_ERR_NULL, "", 0 },
+    { "batch_neg", SELF, call_batch_neg, MHA_ERR_SIZE, "", 0 },
+    { "seq_neg", SELF, call_seq_neg, MHA_ERR_SIZE, "", 0 },
+    { "over_batch", SELF, call_over_batch, MHA_ERR_OVERFLOW, "", 0 },
+    { "odd_o", SELF, call_out_odd_o, MHA_ERR_ALIGN, "", 0 },
+    { "odd_y", SELF, call_odd_y, MHA_ERR_ALIGN, "", 0 },
+    { "threads_0", SELF, call_threads_0, MHA_ERR_SIZE, "", 0 },
+    { "threads_alone", SELF, call_threads_alone, MHA_ERR_CONFLICT, "", 0 },
+};
+
+TEST project_out_arguments(const call_case *t)
+{
+    call_ctx c;
+    void *workspace;
+    size_t full;
+
+    ASSERT_STATUS(MHA_OK, call_base(&c, t->kind));
+    workspace = c.a.workspace;
+    full = c.a.workspace_size;
+    t->mutate(&c);
+    ASSERT_STATUS(t->want, mha_project_out(c.layer_p, c.a_p, c.o));
+    if (t->want != MHA_OK) {
+        ASSERTm("output written on error", all_are(&out, sizeof out, 0xa5));
+        ASSERTm("workspace written on error", all_are(workspace, full, 0xa5));
+    } else {
+        ASSERT(!all_are(out.y, sizeof out.y, 0xa5));
+        ASSERTm("more than y written", all_are(out.attn, sizeof out - sizeof out.y, 0xa5));
+    }
+    free(workspace);
+    mha_layer_free(c.layer);
+    PASS();
+}
+
+/* ---- mha_sdpa ----------------------------------------------------------------------------- */
+
+typedef struct sdpa_ctx {
+    mha_sdpa_args a;
+    const mha_sdpa_args *a_p;
+} sdpa_ctx;
+
+typedef struct sdpa_case {
+    const char *name;
+    void (*mutate)(sdpa_ctx *c);
+    mha_status want;
+    const char *words;
+    int sized;
+} sdpa_case;
+
+/* B = 2, H = 2, G = 1, T = 3, S = 4, d_k = 4, d_v = 2. */
+static mha_status sdpa_base(sdpa_ctx *c)
+{
+    mha_status st;
+    memset(c, 0, sizeof *c);
+    memset(&out, 0xa5, sizeof out);
+    c->a_p = &c->a;
+    c->a.batch = B;
+    c->a.heads = H;
+    c->a.kv_heads = 1;
+    c->a.seq = T;
+    c->a.source_seq = S;
+    c->a.d_k = 4;
+    c->a.d_v = 2;
+    c->a.q = c->a.k = c->a.v = data;
+    c->a.o = out.y;
+    c->a.attn = out.attn;
+    c->a.attn_mean = out.mean;
+    c->a.lse = out.lse;
+    st = mha_sdpa_workspace_size(&c->a, &c->a.workspace_size);
+    c->a.workspace = malloc(c->a.workspace_size ? c->a.workspace_size : 1);
+    memset(c->a.workspace, 0xa5, c->a.workspace_size);
+    return st;
+}
+
+/* clang-format off */
+#define SDPA(name, ...) \
+    static void sdpa_##name(sdpa_ctx *c) { __VA_ARGS__; }
+SDPA(good, (void)c)
+SDPA(good_defaults, c->a.kv_heads = 0; c->a.d_v = 0; free(c->a.workspace); c->a.workspace = NULL;
+     c->a.workspace_size = 0)
+SDPA(good_scale, c->a.scale = -2.0f)
+SDPA(good_key_len, c->a.mask.key_len = good_len)
+SDPA(args_null, c->a_p = NULL)
+SDPA(q_null, c->a.q = NULL)
+SDPA(k_null, c->a.k = NULL)
+SDPA(v_null, c->a.v = NULL)
+SDPA(o_null, c->a.o = NULL)
+SDPA(batch_neg, c->a.batch = -5)
+SDPA(heads_0, c->a.heads = 0)
+SDPA(heads_neg, c->a.heads = -5)
+SDPA(kv_heads_neg, c->a.kv_heads = -5)
+SDPA(kv_heads_not_dividing, c->a.heads = 5; c->a.kv_heads = 3)
+SDPA(kv_heads_more, c->a.kv_heads = 4)
+SDPA(seq_neg, c->a.seq = -5)
+SDPA(source_seq_neg, c->a.source_seq = -5)
+SDPA(d_k_0, c->a.d_k = 0)
+SDPA(d_k_neg, c->a.d_k = -5)
+SDPA(d_v_neg, c->a.d_v = -5)
+SDPA(scale_nan, c->a.scale = F_NAN)
+SDPA(scale_inf, c->a.scale = F_INF)
+SDPA(scale_ninf, c->a.scale = F_NINF)
+SDPA(odd_q, c->a.q = odd(data))
+SDPA(odd_k, c->a.k = odd(data))
+SDPA(odd_v, c->a.v = odd(data))
+SDPA(odd_o, c->a.o = odd(out.y))
+SDPA(odd_attn, c->a.attn = odd(out.attn))
+SDPA(odd_mean, c->a.attn_mean = odd(out.mean))
+SDPA(odd_lse, c->a.lse = odd(out.lse))
+SDPA(odd_bias, c->a.mask.bias = odd(data))
+SDPA(odd_key_len, c->a.mask.key_len = odd(data))
+SDPA(causal_3, c->a.mask.causal = (mha_causal)3)
+SDPA(key_len_neg, c->a.mask.key_len = negative_len)
+SDPA(key_len_long, c->a.mask.key_len = long_len)
+SDPA(isa_99, c->a.isa = (mha_isa)99)
+SDPA(isa_neg, c->a.isa = (mha_isa)-1)
+SDPA(isa_absent, c->a.isa = absent_isa())
+SDPA(over_q, c->a.batch = INT_MAX; c->a.seq = INT_MAX)
+SDPA(over_k, c->a.batch = INT_MAX; c->a.source_seq = INT_MAX)
+SDPA(over_v, c->a.source_seq = INT_MAX; c->a.d_v = INT_MAX)
+SDPA(over_o, c->a.seq = INT_MAX; c->a.d_v = INT_MAX)
+SDPA(over_attn, c->a.batch = 1; c->a.seq = c->a.source_seq = INT_MAX; c->a.attn_mean = NULL)
+SDPA(over_mean, c->a.heads = 1; c->a.seq = c->a.source_seq = INT_MAX; c->a.attn = NULL)
+SDPA(over_heads, c->a.heads = INT_MAX; c->a.batch = INT_MAX)
+SDPA(over_d_k, c->a.heads = INT_MAX; c->a.d_k = INT_MAX)
+SDPA(workspace_short, c->a.workspace_size--)
+SDPA(workspace_0, c->a.workspace_size = 0)
+SDPA(threads_0, c->a.parallel.parallel_for = serial_for)
+SDPA(threads_neg, c->a.parallel.parallel_for = serial_for; c->a.parallel.threads = -3)
+SDPA(threads_alone, c->a.parallel.threads = 2)
+/* clang-format on */
+
+static const sdpa_case sdpa_cases[] = {
+    { "good", sdpa_good, MHA_OK, "", 1 },
+    { "good_defaults", sdpa_good_defaults, MHA_OK, "", 1 },
+    { "good_scale", sdpa_good_scale, MHA_OK, "", 1 },
+    { "good_key_len", sdpa_good_key_len, MHA_OK, "", 1 },
+    { "args_null", sdpa_args_null, MHA_ERR_NULL, "args", 1 },
+    { "q_null", sdpa_q_null, MHA_ERR_NULL, "q", 0 },
+    { "k_null", sdpa_k_null, MHA_ERR_NULL, "k", 0 },
+    { "v_null", sdpa_v_null, MHA_ERR_NULL, "v", 0 },
+    { "o_null", sdpa_o_null, MHA_ERR_NULL, "o", 0 },
+    { "batch_neg", sdpa_batch_neg, MHA_ERR_SIZE, "batch -5", 1 },
+    { "heads_0", sdpa_heads_0, MHA_ERR_SIZE, "heads 0", 1 },
+    { "heads_neg", sdpa_heads_neg, MHA_ERR_SIZE, "heads -5", 1 },
+    { "kv_heads_neg", sdpa_kv_heads_neg, MHA_ERR_SIZE, "kv_heads -5", 1 },
+    { "kv_heads_not_dividing", sdpa_kv_heads_not_dividing, MHA_ERR_SIZE, "kv_heads 3 5", 1 },
+    { "kv_heads_more", sdpa_kv_heads_more, MHA_ERR_SIZE, "kv_heads 4 2", 1 },
+    { "seq_neg", sdpa_seq_neg, MHA_ERR_SIZE, "seq -5", 1 },
+    { "source_seq_neg", sdpa_source_seq_neg, MHA_ERR_SIZE, "source_seq -5", 1 },
+    { "d_k_0", sdpa_d_k_0, MHA_ERR_SIZE, "d_k 0", 1 },
+    { "d_k_neg", sdpa_d_k_neg, MHA_ERR_SIZE, "d_k -5", 1 },
+    { "d_v_neg", sdpa_d_v_neg, MHA_ERR_SIZE, "d_v -5", 1 },
+    { "scale_nan", sdpa_scale_nan, MHA_ERR_VALUE, "scale", 0 },
+    { "scale_inf", sdpa_scale_inf, MHA_ERR_VALUE, "scale", 0 },
+    { "scale_ninf", sdpa_scale_ninf, MHA_ERR_VALUE, "scale", 0 },
+    { "odd_q", sdpa_odd_q, MHA_ERR_ALIGN, "q", 0 },
+    { "odd_k", sdpa_odd_k, MHA_ERR_ALIGN, "k", 0 },
+    { "odd_v", sdpa_odd_v, MHA_ERR_ALIGN, "v", 0 },
+    { "odd_o", sdpa_odd_o, MHA_ERR_ALIGN, "o", 0 },
+    { "odd_attn", sdpa_odd_attn, MHA_ERR_ALIGN, "attn", 0 },
+    { "odd_mean", sdpa_odd_mean, MHA_ERR_ALIGN, "attn_mean", 0 },
+    { "odd_lse", sdpa_odd_lse, MHA_ERR_ALIGN, "lse", 0 },
+    { "odd_bias", sdpa_odd_bias, MHA_ERR_ALIGN, "bias", 0 },
+    { "odd_key_len", sdpa_odd_key_len, MHA_ERR_ALIGN, "key_len", 0 },
+    { "causal_3", sdpa_causal_3, MHA_ERR_ENUM, "causal 3", 0 },
+    { "key_len_neg", sdpa_key_len_neg, MHA_ERR_VALUE, "key_len 1 -1", 0 },
+    { "key_len_long", sdpa_key_len_long, MHA_ERR_VALUE, "key_len 0 9 4", 0 },
+    { "isa_99", sdpa_isa_99, MHA_ERR_ENUM, "isa 99", 1 },
+    { "isa_neg", sdpa_isa_neg, MHA_ERR_ENUM, "isa -1", 1 },
+    { "isa_absent", sdpa_isa_absent, MHA_ERR_ISA, "isa", 1 },
+    { "over_q", sdpa_over_q, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_k", sdpa_over_k, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_v", sdpa_over_v, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_o", sdpa_over_o, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_attn", sdpa_over_attn, MHA_ERR_OVERFLOW, BIG, 0 },
+    { "over_mean", sdpa_over_mean, MHA_ERR_OVERFLOW, BIG, 0 },
+    { "over_heads", sdpa_over_heads, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "over_d_k", sdpa_over_d_k, MHA_ERR_OVERFLOW, BIG, 1 },
+    { "workspace_short", sdpa_workspace_short, MHA_ERR_WORKSPACE, "workspace|workspace_size", 0 },
+    { "workspace_0", sdpa_workspace_0, MHA_ERR_WORKSPACE, "workspace|workspace_size 0", 0 },
+    { "threads_0", sdpa_threads_0, MHA_ERR_SIZE, "threads 0", 1 },
+    { "threads_neg", sdpa_threads_neg, MHA_ERR_SIZE, "threads -3", 1 },
+    { "threads_alone", sdpa_threads_alone, MHA_ERR_CONFLICT, "threads 2 parallel_for", 1 },
+};
+
+static mha_status check_sdpa(const void *ctx, char *why, size_t why_size)
+{
+    const sdpa_ctx *c = (const sdpa_ctx *)ctx;
+    return mha_sdpa_check(c->a_p, why, why_size);
+}
+
+TEST sdpa_arguments(const sdpa_case *t)
+{
+    sdpa_ctx c;
+    size_t size = 0, full;
+
+    ASSERT_STATUS(MHA_OK, sdpa_base(&c));
+    full = c.a.workspace_size;
+    t->mutate(&c);
+    ASSERT_STATUS(t->want, mha_sdpa_check(c.a_p, NULL, 0));
+    ASSERTm("a check wrote", all_are(&out, sizeof out, 0xa5));
+    if (t->sized) ASSERT_STATUS(t->want, mha_sdpa_workspace_size(c.a_p, &size));
+    ASSERT_STATUS(t->want, mha_sdpa(c.a_p));
+    if (t->want != MHA_OK) {
+        ASSERTm("output written on error", all_are(&out, sizeof out, 0xa5));
+        ASSERTm("workspace written on error", all_are(c.a.workspace, full, 0xa5));
+    } else {
+        ASSERTm("nothing written", !all_are(out.y, sizeof out.y, 0xa5));
+    }
+    CHECK_CALL(sentence(check_sdpa, &c, t->want, t->words));
+    free(c.a.workspace);
+    PASS();
+}
+
+TEST sdpa_size_pointer(void)
+{
+    sdpa_ctx c;
+    size_t size = 0;
+
+    ASSERT_STATUS(MHA_OK, sdpa_base(&c));
+    ASSERT_STATUS(MHA_ERR_NULL, mha_sdpa_workspace_size(&c.a, NULL));
+    c.a.q = c.a.k = c.a.v = NULL;
+    c.a.o = NULL;
+    ASSERT_STATUS(MHA_OK, mha_sdpa_workspace_size(&c.a, &size));
+    ASSERT_EQ(c.a.workspace_size, size);
+    free(c.a.workspace);
+    PASS();
+}
+
+/* The number of bytes is an output like any other: not touched on error. */
+TEST sizes_untouched(void)
+{
+    layer_ctx l = layer_base();
+    call_ctx c;
+    sdpa_ctx s;
+    size_t size = 12345;
+
+    l.cfg.d_model = -1;
+    ASSERT_STATUS(MHA_ERR_SIZE, mha_layer_size(&l.cfg, &size));
+    ASSERT_EQm("mha_layer_size", (size_t)12345, size);
+    ASSERT_STATUS(MHA_OK, call_base(&c, SELF));
+    c.a.batch = -1;
+    ASSERT_STATUS(MHA_ERR_SIZE, mha_workspace_size(c.layer, &c.a, &size));
+    ASSERT_EQm("mha_workspace_size", (size_t)12345, size);
+    ASSERT_STATUS(MHA_OK, sdpa_base(&s));
+    s.a.batch = -1;
+    ASSERT_STATUS(MHA_ERR_SIZE, mha_sdpa_workspace_size(&s.a, &size));
+    ASSERT_EQm("mha_sdpa_workspace_size", (size_t)12345, size);
+    free(c.a.workspace);
+    free(s.a.workspace);
+    mha_layer_free(c.layer);
+    PASS();
+}
+
+/* ---- mha_split_heads, mha_merge_heads, mha_fuse_heads ------------------------------------- */
+
+typedef struct heads_case {
+    const char *name;
+    int batch, seq, heads, d, x, y; /* x, y: 0 null, 1 good, 2 misaligned */
+    mha_status want;
+} heads_case;
+
+static const heads_case heads_cases[] = {
+    { "good", 2, 3, 2, 4, 1, 1, MHA_OK },
+    { "batch_neg", -2, 3, 2, 4, 1, 1, MHA_ERR_SIZE },
+    { "seq_neg", 2, -3, 2, 4, 1, 1, MHA_ERR_SIZE },
+    { "heads_0", 2, 3, 0, 4, 1, 1, MHA_ERR_SIZE },
+    { "heads_neg", 2, 3, -2, 4, 1, 1, MHA_ERR_SIZE },
+    { "d_0", 2, 3, 2, 0, 1, 1, MHA_ERR_SIZE },
+    { "d_neg", 2, 3, 2, -4, 1, 1, MHA_ERR_SIZE },
+    { "x_null", 2, 3, 2, 4, 0, 1, MHA_ERR_NULL },
+    { "y_null", 2, 3, 2, 4, 1, 0, MHA_ERR_NULL },
+    { "odd_x", 2, 3, 2, 4, 2, 1, MHA_ERR_ALIGN },
+    { "odd_y", 2, 3, 2, 4, 1, 2, MHA_ERR_ALIGN },
+    { "over", INT_MAX, INT_MAX, 2, 4, 1, 1, MHA_ERR_OVERFLOW },
+    { "over_heads", 2, 1, INT_MAX, INT_MAX, 1, 1, MHA_ERR_OVERFLOW },
+};
+
+TEST heads_arguments(const heads_case *t)
+{
+    const float *x = t->x == 0 ? NULL : t->x == 1 ? data : (const float *)odd(data);
+    float *y = t->y == 0 ? NULL : t->y == 1 ? out.y : (float *)odd(out.y);
+
+    memset(&out, 0xa5, sizeof out);
+    ASSERT_STATUS(t->want, mha_split_heads(t->batch, t->seq, t->heads, t->d, x, y));
+    ASSERT_EQ(t->want != MHA_OK, all_are(out.y, sizeof out.y, 0xa5));
+    memset(&out, 0xa5, sizeof out);
+    ASSERT_STATUS(t->want, mha_merge_heads(t->batch, t->seq, t->heads, t->d, x, y));
+    ASSERT_EQ(t->want != MHA_OK, all_are(out.y, sizeof out.y, 0xa5));
+    ASSERT(all_are(out.attn, sizeof out - sizeof out.y, 0xa5));
+    PASS();
+}
+
+typedef struct fuse_ctx {
+    mha_config cfg;
+    const mha_config *cfg_p;
+    mha_layout layout;
+    const float *q[2], *k[2], *v[2];
+    const float *const *q_p, *const *k_p, *const *v_p;
+    float *fused;
+} fuse_ctx;
+
+typedef struct fuse_case {
+    const char *name;
+    void (*mutate)(fuse_ctx *c);
+    mha_status want;
+} fuse_case;
+
+static float fused[4 * 12];
+
+/* clang-format off */
+#define FUSE(name, ...) \
+    static void fuse_##name(fuse_ctx *c) { __VA_ARGS__; }
+FUSE(good, (void)c)
+FUSE(good_kv_heads, c->cfg.n_kv_heads = 1; c->k[1] = c->v[1] = NULL)
+FUSE(cfg_null, c->cfg_p = NULL)
+FUSE(q_null, c->q_p = NULL)
+FUSE(k_null, c->k_p = NULL)
+FUSE(v_null, c->v_p = NULL)
+FUSE(fused_null, c->fused = NULL)
+FUSE(q_1_null, c->q[1] = NULL)
+FUSE(k_1_null, c->k[1] = NULL)
+FUSE(v_1_null, c->v[1] = NULL)
+FUSE(layout_9, c->layout = (mha_layout)9)
+FUSE(d_model_0, c->cfg.d_model = 0)
+FUSE(n_heads_neg, c->cfg.n_heads = -1)
+FUSE(not_divisible, c->cfg.d_model = 5)
+FUSE(d_source, c->cfg.d_source = 3)
+FUSE(d_source_v, c->cfg.d_source_v = 3)
+FUSE(odd_fused, c->fused = (float *)odd(fused))
+FUSE(odd_q_1, c->q[1] = (const float *)odd(data))
+FUSE(odd_k_1, c->k[1] = (const float *)odd(data))
+FUSE(odd_v_1, c->v[1] = (const float *)odd(data))
+FUSE(over, c->cfg.d_model = INT_MAX; c->cfg.n_heads = 1)
+/* clang-format on */
+
+static const fuse_case fuse_cases[] = {
+    { "good", fuse_good, MHA_OK },
+    { "good_kv_heads", fuse_good_kv_heads, MHA_OK },
+    { "cfg_null", fuse_cfg_null, MHA_ERR_NULL },
+    { "q_null", fuse_q_null, MHA_ERR_NULL },
+    { "k_null", fuse_k_null, MHA_ERR_NULL },
+    { "v_null", fuse_v_null, MHA_ERR_NULL },
+    { "fused_null", fuse_fused_null, MHA_ERR_NULL },
+    { "q_1_null", fuse_q_1_null, MHA_ERR_NULL },
+    { "k_1_null", fuse_k_1_null, MHA_ERR_NULL },
+    { "v_1_null", fuse_v_1_null, MHA_ERR_NULL },
+    { "layout_9", fuse_layout_9, MHA_ERR_ENUM },
+    { "d_model_0", fuse_d_model_0, MHA_ERR_SIZE },
+    { "n_heads_neg", fuse_n_heads_neg, MHA_ERR_SIZE },
+    { "not_divisible", fuse_not_divisible, MHA_ERR_SIZE },
+    { "d_source", fuse_d_source, MHA_ERR_CONFLICT },
+    { "d_source_v", fuse_d_source_v, MHA_ERR_CONFLICT },
+    { "odd_fused", fuse_odd_fused, MHA_ERR_ALIGN },
+    { "odd_q_1", fuse_odd_q_1, MHA_ERR_ALIGN },
+    { "odd_k_1", fuse_odd_k_1, MHA_ERR_ALIGN },
+    { "odd_v_1", fuse_odd_v_1, MHA_ERR_ALIGN },
+    { "over", fuse_over, MHA_ERR_OVERFLOW },
+};
+
+TEST fuse_heads_arguments(const fuse_case *t)
+{
+    fuse_ctx c;
+    memset(&c, 0, sizeof c);
+    c.cfg.d_model = 4;
+    c.cfg.n_heads = 2;
+    c.cfg_p = &c.cfg;
+    for (int i = 0; i < 2; i++) c.q[i] = c.k[i] = c.v[i] = data;
+    c.q_p = c.q;
+    c.k_p = c.k;
+    c.v_p = c.v;
+    c.fused = fused;
+    t->mutate(&c);
+    memset(fused, 0xa5, sizeof fused);
+    ASSERT_STATUS(t->want, mha_fuse_heads(c.cfg_p, c.layout, c.q_p, c.k_p, c.v_p, c.fused));
+    ASSERT_EQ(t->want != MHA_OK, all_are(fused, sizeof fused, 0xa5));
+    PASS();
+}
+
+/* ---- names -------------------------------------------------------------------------------- */
+
+TEST strerror_sentences(void)
+{
+    const int junk[] = { -1, MHA_ERR_ISA + 1, 1000, INT_MAX, INT_MIN };
+    for (int i = MHA_OK; i <= MHA_ERR_ISA; i++) {
+        const char *a = mha_strerror((mha_status)i);
+        ASSERT(a != NULL && strlen(a) > 1);
+        for (int j = MHA_OK; j < i; j++) ASSERT(strcmp(a, mha_strerror((mha_status)j)) != 0);
+    }
+    for (size_t i = 0; i < sizeof junk / sizeof junk[0]; i++) {
+        const char *a = mha_strerror((mha_status)junk[i]);
+        ASSERT(a != NULL && strlen(a) > 1);
+        ASSERT(strcmp(a, mha_strerror(MHA_OK)) != 0);
+    }
+    PASS();
+}
+
+TEST isa_names(void)
+{
+    const int junk[] = { -1, MHA_ISA_NEON + 1, 1000, INT_MAX, INT_MIN };
+    ASSERT_STR_EQ("auto", mha_isa_name(MHA_ISA_AUTO));
+    ASSERT_STR_EQ("scalar", mha_isa_name(MHA_ISA_SCALAR));
+    ASSERT_STR_EQ("avx2", mha_isa_name(MHA_ISA_AVX2));
+    ASSERT_STR_EQ("avx512", mha_isa_name(MHA_ISA_AVX512));
+    ASSERT_STR_EQ("neon", mha_isa_name(MHA_ISA_NEON));
+    ASSERT_EQ(1, mha_isa_available(MHA_ISA_AUTO));
+    ASSERT_EQ(1, mha_isa_available(MHA_ISA_SCALAR));
+    for (int i = MHA_ISA_AUTO; i <= MHA_ISA_NEON; i++) {
+        const int there = mha_isa_available((mha_isa)i);
+        ASSERT(there == 0 || there == 1);
+    }
+    for (size_t i = 0; i < sizeof junk / sizeof junk[0]; i++) {
+        ASSERT_STR_EQ("unknown", mha_isa_name((mha_isa)junk[i]));
+        ASSERT_EQ(0, mha_isa_available((mha_isa)junk[i]));
+    }
+    PASS();
+}
+
+/* ---- the pool ----------------------------------------------------------------------------- */
+
+TEST pool_arguments(void)
+{
+    mha_pool *pool = NULL;
+    mha_parallel par;
+
+    ASSERT_STATUS(MHA_ERR_NULL, mha_pool_create(NULL, 2));
+    ASSERT_STATUS(MHA_ERR_SIZE, mha_pool_create(&pool, -1));
+    ASSERT_EQ(NULL, pool);
+    ASSERT_STATUS(MHA_ERR_SIZE, mha_pool_create(&pool, INT_MIN));
+    ASSERT_EQ(NULL, pool);
+    mha_pool_free(NULL);
+    par = mha_pool_parallel(NULL);
+    ASSERT(par.parallel_for == NULL);
+    ASSERT(par.ctx == NULL);
+    ASSERT_EQ(0, par.threads);
+    PASS();
+}
+
+#define RUN_CASES(test, cases) \
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { \
+        greatest_set_test_suffix(cases[i].name); \
+        RUN_TESTp(test, &cases[i]); \
+    }
+
+SUITE(errors_suite)
+{
+    memset(bytes_of_ones, 1, sizeof bytes_of_ones);
+    RUN_CASES(layer_arguments, layer_cases)
+    RUN_TEST(layer_pointers);
+    RUN_TEST(layer_defaults);
+    RUN_CASES(forward_arguments, call_cases)
+    RUN_TEST(workspace_numbers);
+    RUN_TEST(workspace_size_pointers);
+    RUN_TEST(no_workspace_allocates);
+    RUN_TEST(empty_may_be_null);
+    RUN_CASES(project_qkv_arguments, qkv_cases)
+    RUN_CASES(project_out_arguments, out_cases)
+    RUN_CASES(sdpa_arguments, sdpa_cases)
+    RUN_TEST(sdpa_size_pointer);
+    RUN_TEST(sizes_untouched);
+    RUN_CASES(heads_arguments, heads_cases)
+    RUN_CASES(fuse_heads_arguments, fuse_cases)
+    RUN_TEST(strerror_sentences);
+    RUN_TEST(isa_names);
+    RUN_TEST(pool_arguments);
+}
