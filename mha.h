@@ -445,6 +445,12 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout,
 #define MHA__UNROLL4
 #endif
 
+#ifdef __GNUC__
+#define MHA__PREFETCH(p) __builtin_prefetch(p)
+#else
+#define MHA__PREFETCH(p) ((void)(p))
+#endif
+
 /* gcc -O3 vectorises the portable product along k, at a quarter of the speed it has along the
    16 columns. */
 #if defined(__GNUC__) && !defined(__clang__)
@@ -663,7 +669,7 @@ static float mha__exp2(float x)
 
 /* ==== >>kernels ==================================================================
 
-   All the arithmetic is in three inner loops. They know two shapes of matrix:
+   All the arithmetic is in a few inner loops. They know two shapes of matrix:
 
    panel  K x 16: K rows of 16 floats, one cache line each. The right operand: weights, keys
           (row = one of the d_k dims, column = key) and values (row = key, column = dim).
@@ -702,6 +708,9 @@ typedef struct mha__kernels {
     /* s = 2^(16 * (s - top)) * inv: final weights, once top and inv = 1/sum of a row are known,
        from scores in units of 16. */
     void (*weigh)(int m, int np, float *s, const float *top, const float *inv);
+
+    /* 16 rows of 16 floats plus a row of bias, as columns: to[16*c + i] = row[i][c] + bias[c]. */
+    void (*transpose)(const float *const *row, const float *bias, float *to);
 } mha__kernels;
 
 /* ==== >>scalar =================================================================== */
@@ -764,8 +773,16 @@ static void mha__weigh_scalar(int m, int np, float *s, const float *top, const f
             }
 }
 
-static const mha__kernels mha__scalar = {MHA_ISA_SCALAR, MHA__SCALAR_MR, mha__gemm_scalar,
-                                         mha__softmax_scalar, mha__weigh_scalar};
+static void mha__transpose_scalar(const float *const *row, const float *bias, float *to)
+{
+    int i, c;
+    for (i = 0; i < MHA__NR; i++)
+        for (c = 0; c < MHA__NR; c++) to[c * MHA__NR + i] = row[i][c] + bias[c];
+}
+
+static const mha__kernels mha__scalar = {MHA_ISA_SCALAR,      MHA__SCALAR_MR,
+                                         mha__gemm_scalar,    mha__softmax_scalar,
+                                         mha__weigh_scalar,   mha__transpose_scalar};
 
 /* ==== >>avx2 ===================================================================== */
 
@@ -909,8 +926,33 @@ static MHA__AVX2 void mha__weigh_avx2(int m, int np, float *s, const float *top,
             }
 }
 
-static const mha__kernels mha__avx2 = {MHA_ISA_AVX2, MHA__AVX2_MR, mha__gemm_avx2,
-                                       mha__softmax_avx2, mha__weigh_avx2};
+/* in blocks of 8x8. Rows i and i+4 share a register, put there by the loads, so that the rest
+   stays within 128-bit halves: two shuffles a register instead of three. */
+static MHA__AVX2 void mha__transpose_avx2(const float *const *row, const float *bias, float *to)
+{
+    int r, c, i;
+    for (r = 0; r < MHA__NR; r += 8)
+        for (c = 0; c < MHA__NR; c += 4) {
+            __m256 x[4], y[4], b = _mm256_broadcast_ps((const __m128 *)(const void *)(bias + c));
+            MHA__UNROLL
+            for (i = 0; i < 4; i++) {
+                x[i] = _mm256_castps128_ps256(_mm_loadu_ps(row[r + i] + c));
+                x[i] = _mm256_insertf128_ps(x[i], _mm_loadu_ps(row[r + i + 4] + c), 1);
+                x[i] = _mm256_add_ps(x[i], b);
+            }
+            y[0] = _mm256_unpacklo_ps(x[0], x[1]);
+            y[1] = _mm256_unpackhi_ps(x[0], x[1]);
+            y[2] = _mm256_unpacklo_ps(x[2], x[3]);
+            y[3] = _mm256_unpackhi_ps(x[2], x[3]);
+            _mm256_storeu_ps(to + (c + 0) * MHA__NR + r, _mm256_shuffle_ps(y[0], y[2], 0x44));
+            _mm256_storeu_ps(to + (c + 1) * MHA__NR + r, _mm256_shuffle_ps(y[0], y[2], 0xee));
+            _mm256_storeu_ps(to + (c + 2) * MHA__NR + r, _mm256_shuffle_ps(y[1], y[3], 0x44));
+            _mm256_storeu_ps(to + (c + 3) * MHA__NR + r, _mm256_shuffle_ps(y[1], y[3], 0xee));
+        }
+}
+
+static const mha__kernels mha__avx2 = {MHA_ISA_AVX2,      MHA__AVX2_MR,    mha__gemm_avx2,
+                                       mha__softmax_avx2, mha__weigh_avx2, mha__transpose_avx2};
 
 /* ==== >>avx512 =================================================================== */
 
@@ -1042,8 +1084,9 @@ static MHA__AVX512 void mha__weigh_avx512(int m, int np, float *s, const float *
         }
 }
 
-static const mha__kernels mha__avx512 = {MHA_ISA_AVX512, MHA__AVX512_MR, mha__gemm_avx512,
-                                         mha__softmax_avx512, mha__weigh_avx512};
+static const mha__kernels mha__avx512 = {MHA_ISA_AVX512,    MHA__AVX512_MR,
+                                         mha__gemm_avx512,  mha__softmax_avx512,
+                                         mha__weigh_avx512, mha__transpose_avx2};
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
@@ -1163,8 +1206,22 @@ static void mha__weigh_neon(int m, int np, float *s, const float *top, const flo
             }
 }
 
-static const mha__kernels mha__neon = {MHA_ISA_NEON, MHA__NEON_MR, mha__gemm_neon,
-                                       mha__softmax_neon, mha__weigh_neon};
+static void mha__transpose_neon(const float *const *row, const float *bias, float *to)
+{
+    int r, c, i;
+    for (r = 0; r < MHA__NR; r += 4)
+        for (c = 0; c < MHA__NR; c += 4) {
+            float32x4_t b = vld1q_f32(bias + c);
+            float32x4x4_t x; /* stored four floats at a time, one of each: as columns */
+            float out[16];
+            for (i = 0; i < 4; i++) x.val[i] = vaddq_f32(vld1q_f32(row[r + i] + c), b);
+            vst4q_f32(out, x);
+            for (i = 0; i < 4; i++) vst1q_f32(to + (c + i) * MHA__NR + r, vld1q_f32(out + 4 * i));
+        }
+}
+
+static const mha__kernels mha__neon = {MHA_ISA_NEON,      MHA__NEON_MR,    mha__gemm_neon,
+                                       mha__softmax_neon, mha__weigh_neon, mha__transpose_neon};
 
 #endif /* MHA__ARM64 */
 
@@ -1272,29 +1329,43 @@ static size_t mha__values_bytes(ptrdiff_t batch, ptrdiff_t heads, ptrdiff_t seq,
     return mha__mul(mha__floats(batch, heads, seq, mha__div_up(d, MHA__NR)), MHA__NR);
 }
 
-/* Columns c .. c+n-1 (n <= 16, c a multiple of 16) of position t. */
-static void mha__put(const mha__place *to, ptrdiff_t b, ptrdiff_t h, ptrdiff_t t, ptrdiff_t c,
-                     int n, const float *v)
+static const float mha__zeros[MHA__NR] = {0};
+
+/* to[0..15] = from[0..15] * mul + add[0..15], in a shape that any compiler vectorises */
+static void mha__copy16(float *to, const float *from, float mul, const float *add)
+{
+    float x[MHA__NR];
+    int j;
+    for (j = 0; j < MHA__NR; j++) x[j] = from[j] * mul + add[j];
+    memcpy(to, x, sizeof x);
+}
+
+/* Columns c .. c+15 (c a multiple of 16; those below d) of positions t .. t+m-1, plus bias. Each
+   row has its own pointer; the positions lie in one block of 16. */
+static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t b, ptrdiff_t h,
+                       ptrdiff_t t, int m, ptrdiff_t c, ptrdiff_t d, const float *const *row,
+                       const float *bias)
 {
     float *p = to->data + b * to->batch + h * to->head + t / MHA__NR * to->t_hi +
                t % MHA__NR * to->t_lo + c / MHA__NR * to->c_hi;
-    int j;
-    if (to->c_lo == 1)
-        for (j = 0; j < n; j++) p[j] = v[j];
+    int n = (int)mha__min(MHA__NR, d - c), i, j;
+    if (n == MHA__NR && to->c_lo == 1)
+        for (i = 0; i < m; i++) mha__copy16(p + i * to->t_lo, row[i], 1.0f, bias);
+    else if (n == MHA__NR && m == MHA__NR && to->t_lo == 1)
+        kern->transpose(row, bias, p);
     else
-        for (j = 0; j < n; j++) p[j * to->c_lo] = v[j];
+        for (i = 0; i < m; i++)
+            for (j = 0; j < n; j++) p[i * to->t_lo + j * to->c_lo] = row[i][j] + bias[j];
 }
 
 /* Row i of a tile: k floats of src, times mul. */
 static void mha__tile_row(float *tile, int mr, int i, ptrdiff_t k, const float *src, float mul)
 {
-    ptrdiff_t c;
-    int j, n;
-    for (c = 0; c < k; c += MHA__NR) {
-        float *to = tile + (c / MHA__NR * mr + i) * MHA__NR;
-        n = (int)mha__min(MHA__NR, k - c);
-        for (j = 0; j < n; j++) to[j] = src[c + j] * mul;
-    }
+    float *to = tile + i * MHA__NR;
+    int j;
+    for (; k >= MHA__NR; k -= MHA__NR, src += MHA__NR, to += mr * MHA__NR)
+        mha__copy16(to, src, mul, mha__zeros);
+    for (j = 0; j < k; j++) to[j] = src[j] * mul;
 }
 
 /* floats of a tile with n columns */
@@ -1396,7 +1467,7 @@ static void mha__run(void (*unit)(const void *, ptrdiff_t, float *), const void 
 
 #define MHA__K_BLOCK 768 /* terms per pass: a 64-column block of weights, 192 KiB, stays in L2 */
 #define MHA__N_BLOCK 4   /* panels per pass */
-#define MHA__M_FLOATS 32768 /* of x packed at a time: 128 KiB */
+#define MHA__M_BLOCK 192 /* rows of x that the weights are read from memory for */
 
 typedef struct mha__project_job {
     const mha__kernels *kern;
@@ -1408,36 +1479,34 @@ typedef struct mha__project_job {
     ptrdiff_t row_block, panels, chunk, chunks; /* a unit: row_block rows x chunk panels */
 } mha__project_job;
 
-/* rows of x that are packed at a time */
-static ptrdiff_t mha__row_block(const mha__kernels *kern, ptrdiff_t k)
+/* scratch of a lane: a block of rows of x as tiles, and as much of the result as one pass makes */
+static size_t mha__project_scratch(const mha__kernels *kern, size_t rows, ptrdiff_t k)
 {
-    ptrdiff_t rows = mha__min(mha__max(MHA__M_FLOATS / k, kern->mr), 96);
-    return rows / kern->mr * kern->mr;
-}
-
-static size_t mha__project_scratch(const mha__kernels *kern, ptrdiff_t k)
-{
-    return mha__floats(mha__row_block(kern, k), mha__div_up(k, MHA__NR) + MHA__N_BLOCK, MHA__NR, 1);
+    ptrdiff_t most = rows < MHA__M_BLOCK ? (ptrdiff_t)rows : MHA__M_BLOCK;
+    return mha__floats(mha__div_up(most, kern->mr) * kern->mr,
+                       mha__div_up(k, MHA__NR) + MHA__N_BLOCK, MHA__NR, 1);
 }
 
 static const float mha__ones[MHA__MR_MAX] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-/* Adds the bias to a tile of np panels from panel p on and puts it where it belongs.
-   The tile's first row is row r of x. */
-static void mha__project_store(const mha__project_job *job, int which, ptrdiff_t r, int m,
-                               ptrdiff_t p, int np, const float *tile)
+/* Puts np panels of results from panel p on where they belong, with the bias. c: the tiles of
+   rows r0 .. r0 + rows - 1, each ctile floats. */
+static void mha__project_store(const mha__project_job *job, int which, ptrdiff_t r0, ptrdiff_t rows,
+                               ptrdiff_t p, int np, const float *c, ptrdiff_t ctile)
 {
     const mha__matrix *mat = job->mat[which];
-    int i, q, j;
-    for (i = 0; i < m; i++) {
-        ptrdiff_t b = (r + i) / job->seq, t = (r + i) % job->seq;
+    ptrdiff_t mr = job->kern->mr, r, b = r0 / job->seq, t = r0 % job->seq;
+    int q, m, i;
+    for (r = 0; r < rows; r += m, t += m) {
+        if (t == job->seq) b++, t = 0;
+        m = (int)mha__min(mha__min(MHA__NR - t % MHA__NR, job->seq - t), rows - r);
         for (q = 0; q < np; q++) {
-            const float *v = tile + (q * job->kern->mr + i) * MHA__NR;
-            const float *bias = mat->b + (p + q) * MHA__NR;
-            ptrdiff_t h = (p + q) / mat->head_panels, c = (p + q) % mat->head_panels * MHA__NR;
-            float out[MHA__NR];
-            for (j = 0; j < MHA__NR; j++) out[j] = v[j] + bias[j];
-            mha__put(&job->to[which], b, h, t, c, (int)mha__min(MHA__NR, mat->d - c), out);
+            ptrdiff_t h = (p + q) / mat->head_panels, col = (p + q) % mat->head_panels * MHA__NR;
+            const float *row[MHA__NR];
+            for (i = 0; i < m; i++)
+                row[i] = c + (r + i) / mr * ctile + (q * mr + (r + i) % mr) * MHA__NR;
+            mha__store(job->kern, &job->to[which], b, h, t, m, col, mat->d, row,
+                       mat->b + (p + q) * MHA__NR);
         }
     }
 }
@@ -1476,23 +1545,21 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                                job->k * MHA__NR, c + i * ctile, k0 ? mha__ones : NULL);
                 }
             }
-            for (i = 0; i < tiles; i++) {
-                m = (int)mha__min(kern->mr, rows - i * kern->mr);
-                mha__project_store(job, which, r0 + i * kern->mr, m, p, np, c + i * ctile);
-            }
+            mha__project_store(job, which, r0, rows, p, np, c, ctile);
         }
         base += panels;
     }
 }
 
-/* x [rows, mat[0]->in] through n matrices. A unit is a block of rows; when there are fewer of
-   those than twice the threads, the panels are shared out too. */
+/* x [rows, mat[0]->in] through n matrices. A unit is a block of rows. With threads there are at
+   least four units each, so that they end together: smaller blocks, and when there are too few
+   rows for that, the panels are shared out too. */
 static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t batch, ptrdiff_t seq,
                          int n, const mha__matrix *const *mat, const mha__place *to,
                          const mha_parallel *par, char *scratch, size_t scratch_bytes)
 {
     mha__project_job job;
-    ptrdiff_t blocks, want;
+    ptrdiff_t units = par->parallel_for ? 4 * (ptrdiff_t)par->threads : 1, blocks, want;
     int i;
     job.kern = kern;
     job.x = x;
@@ -1506,9 +1573,11 @@ static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t bat
         job.to[i] = to[i];
         job.panels += mat[i]->heads * mat[i]->head_panels;
     }
-    job.row_block = mha__row_block(kern, job.k);
+    blocks = mha__max(mha__div_up(job.rows, MHA__M_BLOCK),
+                      mha__min(units, mha__div_up(job.rows, MHA__M_BLOCK / 4)));
+    job.row_block = mha__div_up(mha__div_up(job.rows, blocks), kern->mr) * kern->mr;
     blocks = mha__div_up(job.rows, job.row_block);
-    want = par->parallel_for && blocks ? mha__div_up(2 * (ptrdiff_t)par->threads, blocks) : 1;
+    want = mha__div_up(units, blocks);
     job.chunk = mha__div_up(mha__div_up(job.panels, want), MHA__N_BLOCK) * MHA__N_BLOCK;
     job.chunks = mha__div_up(job.panels, job.chunk);
     mha__run(mha__project_unit, &job, blocks * job.chunks, par, scratch, scratch_bytes);
@@ -1536,14 +1605,23 @@ typedef struct mha__attend_job {
     float scale; /* times log2(e) */
     const float *q;
     mha_stride q_stride;
-    mha__place k, v; /* packed */
+    mha__place k, v;                    /* packed */
+    const float *k_from, *v_from;       /* the caller's, if they are yet to be packed; else null */
+    mha_stride k_stride, v_stride;      /* of those */
+    int local;                          /* each lane packs what it needs in its own scratch */
     float *o;
     mha_stride o_stride;
     mha_mask mask; /* strides resolved */
     float *lse, *attn, *attn_mean;
     float *top, *inv;         /* [B,H,T] of each row, kept for attn; else null */
     ptrdiff_t queries, tiles; /* a unit: queries queries of the heads of one kv head */
+    ptrdiff_t kv_at;          /* floats of a lane's scratch before its k and v */
 } mha__attend_job;
+
+/* A row of a tile of scores: which query it is, and how many of the first keys it may see. */
+typedef struct mha__row {
+    ptrdiff_t head, query, visible;
+} mha__row;
 
 /* How many of the first keys query i of batch element b may see, masks aside. */
 static ptrdiff_t mha__visible(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t i)
@@ -1589,20 +1667,83 @@ static int mha__mask_row(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t h, p
     return any;
 }
 
-/* scratch of a lane: q and o of a unit as tiles, one tile of scores, four numbers a row */
-static ptrdiff_t mha__unit_rows(const mha__kernels *kern, ptrdiff_t group)
+/* ---- packing the caller's k and v ---- */
+
+/* Positions t0 .. t1-1 of one head, t0 a multiple of 16, to places counted from origin. */
+static void mha__pack_head(const mha__kernels *kern, const float *from, ptrdiff_t stride,
+                           ptrdiff_t d, const mha__place *to, ptrdiff_t b, ptrdiff_t g,
+                           ptrdiff_t t0, ptrdiff_t t1, ptrdiff_t origin)
 {
-    return mha__div_up(mha__max(MHA__ROWS, group), kern->mr) * kern->mr;
+    ptrdiff_t t, c;
+    for (t = t0; t < t1; t += MHA__NR) {
+        int m = (int)mha__min(MHA__NR, t1 - t), i;
+        for (c = 0; c < d; c += MHA__NR) {
+            const float *row[MHA__NR];
+            for (i = 0; i < m; i++) {
+                row[i] = from + (t + i) * stride + c;
+                if (t + MHA__NR + i < t1) MHA__PREFETCH(row[i] + MHA__NR * stride);
+            }
+            mha__store(kern, to, b, g, t - origin, m, c, d, row, mha__zeros);
+        }
+    }
 }
 
-static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptrdiff_t d_k,
-                                  ptrdiff_t d_v)
+static void mha__pack_kv(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t0,
+                         ptrdiff_t t1, const mha__place *k, const mha__place *v, ptrdiff_t origin)
 {
-    ptrdiff_t rows = mha__unit_rows(kern, group);
-    size_t bytes = mha__floats(rows, mha__div_up(d_k, MHA__NR), MHA__NR, 1);
-    bytes = mha__add(bytes, mha__floats(rows, mha__div_up(d_v, MHA__NR), MHA__NR, 1));
-    bytes = mha__add(bytes, mha__floats(kern->mr, MHA__KEYS, 1, 1));
-    return mha__add(bytes, mha__floats(rows, 4, 1, 1));
+    ptrdiff_t to_b = job->local ? 0 : b, to_g = job->local ? 0 : g;
+    mha__pack_head(job->kern, job->k_from + b * job->k_stride.batch + g * job->k_stride.head,
+                   job->k_stride.seq, job->d_k, k, to_b, to_g, t0, t1, origin);
+    mha__pack_head(job->kern, job->v_from + b * job->v_stride.batch + g * job->v_stride.head,
+                   job->v_stride.seq, job->d_v, v, to_b, to_g, t0, t1, origin);
+}
+
+/* A phase before attention, for k and v that all lanes share. A unit: a block of one kv head. */
+static void mha__pack_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__attend_job *job = (const mha__attend_job *)arg;
+    ptrdiff_t blocks = mha__div_up(job->keys, MHA__KEYS), t0 = unit % blocks * MHA__KEYS;
+    (void)scratch;
+    mha__pack_kv(job, unit / blocks / job->kv_heads, unit / blocks % job->kv_heads, t0,
+                 mha__min(t0 + MHA__KEYS, job->keys), &job->k, &job->v, 0);
+}
+
+/* Whether each lane packs for itself: best when a head is one lane's work, and it is where there
+   are enough of them. The attention weights need k once more. */
+static int mha__pack_local(ptrdiff_t batch, ptrdiff_t kv_heads, int threads, int weights)
+{
+    ptrdiff_t n = batch * kv_heads;
+    return !weights && (threads <= 1 || n % threads == 0 || n >= 4 * (ptrdiff_t)threads);
+}
+
+/* Queries a unit takes of each head of a group: MHA__ROWS rows in all, evenly cut. */
+static ptrdiff_t mha__unit_queries(const mha__kernels *kern, ptrdiff_t group, ptrdiff_t seq)
+{
+    ptrdiff_t most = mha__max(MHA__ROWS / group, 1);
+    ptrdiff_t n = mha__div_up(seq, mha__div_up(seq, most));
+    return mha__min(mha__div_up(n, kern->mr) * kern->mr, most);
+}
+
+/* scratch of a lane: q and o of a unit as tiles, one tile of scores, four numbers and a mha__row
+   a row; then k and v packed, when local: of a block if a unit is all queries, else of all keys */
+static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptrdiff_t seq,
+                                  ptrdiff_t keys, ptrdiff_t d_k, ptrdiff_t d_v, int local,
+                                  size_t *kv_at)
+{
+    ptrdiff_t queries = seq ? mha__unit_queries(kern, group, seq) : 1;
+    ptrdiff_t rows = mha__div_up(group * queries, kern->mr) * kern->mr;
+    size_t bytes = 0;
+    mha__take(&bytes, mha__floats(kern->mr, MHA__KEYS, 1, 1));
+    mha__take(&bytes, mha__floats(rows, mha__div_up(d_k, MHA__NR), MHA__NR, 1));
+    mha__take(&bytes, mha__floats(rows, mha__div_up(d_v, MHA__NR), MHA__NR, 1));
+    mha__take(&bytes, mha__add(mha__floats(rows, 4, 1, 1), mha__mul((size_t)rows, sizeof(mha__row))));
+    if (queries >= seq && keys > MHA__KEYS) keys = MHA__KEYS;
+    *kv_at = bytes;
+    if (local) {
+        mha__take(&bytes, mha__keys_bytes(1, 1, keys, d_k));
+        mha__take(&bytes, mha__values_bytes(1, 1, keys, d_v));
+    }
+    return bytes;
 }
 
 /* ---- the careful way ----
@@ -1642,7 +1783,7 @@ static void mha__careful_softmax(const mha__kernels *kern, int m, int np, float 
 /* o tile = alpha * o + p tile * v, each value only for the rows that see it. */
 static void mha__careful_pv(const mha__attend_job *job, int m, int n,
                             const unsigned char *excluded, const float *p, const float *v,
-                            float *o, const float *alpha)
+                            ptrdiff_t v_panel, float *o, const float *alpha)
 {
     const mha__kernels *kern = job->kern;
     int panels = (int)mha__div_up(job->d_v, MHA__NR), i, j;
@@ -1652,51 +1793,51 @@ static void mha__careful_pv(const mha__attend_job *job, int m, int n,
             if (!excluded[i * MHA__KEYS + j])
                 kern->gemm(1, panels, 1,
                            p + (j / MHA__NR * kern->mr + i) * MHA__NR + j % MHA__NR,
-                           v + (ptrdiff_t)j * MHA__NR, job->v.c_hi, o + i * MHA__NR, mha__ones);
+                           v + (ptrdiff_t)j * MHA__NR, v_panel, o + i * MHA__NR, mha__ones);
     }
 }
 
-/* Scores of a tile of m rows against np panels of keys from j0 on, masked. rows: head and query
-   of each row; unit: 1, or MHA__CAREFUL. seen[i] is set to 1 where a row sees a key here, and
+/* Scores of a tile of m rows against a block of keys from j0 on, at k, masked. rows: what they
+   are; unit: 1, or MHA__CAREFUL. seen[i] is set to 1 where a row sees a key here, and
    *masked if any row does not see them all. Returns how many of these keys the rows see at most;
    0: none. */
-typedef struct mha__row {
-    ptrdiff_t head, query;
-} mha__row;
-
-static int mha__scores(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, const mha__row *rows,
-                       int m, ptrdiff_t j0, float unit, const float *q, float *s, float *seen,
-                       int *masked)
+static int mha__scores(const mha__attend_job *job, ptrdiff_t b, const mha__row *rows, int m,
+                       ptrdiff_t j0, float unit, const float *q, const float *k, float *s,
+                       float *seen, int *masked)
 {
     const mha__kernels *kern = job->kern;
-    ptrdiff_t n[MHA__MR_MAX], most = 0;
+    ptrdiff_t most = 0, least = MHA__KEYS, n;
     int i, np, any = 0;
     for (i = 0; i < m; i++) {
-        n[i] = mha__min(mha__visible(job, b, rows[i].query) - j0, MHA__KEYS);
-        most = mha__max(most, n[i]);
+        n = mha__min(rows[i].visible - j0, MHA__KEYS);
+        most = mha__max(most, n);
+        least = mha__min(least, n);
     }
     if (most == 0) return 0;
     np = (int)mha__div_up(most, MHA__NR);
-    kern->gemm(m, np, (int)job->d_k, q,
-               job->k.data + b * job->k.batch + g * job->k.head + j0 / MHA__NR * job->k.t_hi,
-               job->k.t_hi, s, NULL);
+    kern->gemm(m, np, (int)job->d_k, q, k, job->k.t_hi, s, NULL);
+    if (least == np * MHA__NR && !job->mask.allow && !job->mask.bias) {
+        for (i = 0; i < m; i++) seen[i] = 1.0f;
+        return (int)most;
+    }
+    *masked = 1;
     for (i = 0; i < m; i++) {
-        int partly = n[i] < np * MHA__NR || job->mask.allow || job->mask.bias;
-        int sees = partly ? mha__mask_row(job, b, rows[i].head, rows[i].query, j0, n[i], np,
-                                          unit, s + i * MHA__NR)
-                          : 1;
-        *masked |= partly;
-        any |= sees;
-        if (sees) seen[i] = 1.0f;
+        n = mha__min(rows[i].visible - j0, MHA__KEYS);
+        if (mha__mask_row(job, b, rows[i].head, rows[i].query, j0, n, np, unit, s + i * MHA__NR)) {
+            seen[i] = 1.0f;
+            any = 1;
+        }
     }
     return any ? (int)most : 0;
 }
 
 /* One unit: the queries i0 .. of all heads that share kv head g of batch element b. Rows of
    several heads stand in one tile, so that k and v are read once for the group.
+   k, v: that head, packed; with lazy, room for one block, which is packed here as it is needed.
    Returns 0 if it must be done again the careful way; then nothing was written. */
 static int mha__attend_tile(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t i0,
-                            float *scratch, int careful)
+                            const mha__place *k, const mha__place *v, int lazy, float *scratch,
+                            int careful)
 {
     const mha__kernels *kern = job->kern;
     ptrdiff_t group = job->heads / job->kv_heads, mr = kern->mr;
@@ -1707,6 +1848,7 @@ static int mha__attend_tile(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g
     int panels = (int)mha__div_up(job->d_v, MHA__NR), masked = 0;
     float *s = scratch, *q = s + MHA__KEYS * mr, *o = q + tiles * qtile, *top = o + tiles * otile;
     float *sum = top + cap, *seen = sum + cap, *started = seen + cap;
+    mha__row *row = (mha__row *)(void *)(started + cap); /* 16-byte aligned */
     float unit = careful ? MHA__CAREFUL : 1.0f;
     ptrdiff_t r, t, c, j0, end = mha__visible(job, b, i0 + queries - 1);
 
@@ -1716,6 +1858,9 @@ static int mha__attend_tile(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g
                            i * job->q_stride.seq;
         mha__tile_row(q + r / mr * qtile, kern->mr, (int)(r % mr), job->d_k, src,
                       job->scale * unit);
+        row[r].head = h;
+        row[r].query = i;
+        row[r].visible = mha__visible(job, b, i);
         top[r] = -FLT_MAX;
         sum[r] = 0.0f;
         seen[r] = 0.0f;
@@ -1727,17 +1872,19 @@ static int mha__attend_tile(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g
     }
 
     for (j0 = 0; j0 < end; j0 += MHA__KEYS) {
-        const float *v = job->v.data + b * job->v.batch + g * job->v.head + j0 * MHA__NR;
+        const float *kb = k->data, *vb = v->data;
+        if (lazy) {
+            mha__pack_kv(job, b, g, j0, mha__min(j0 + MHA__KEYS, end), k, v, j0);
+        } else {
+            kb += j0 / MHA__NR * k->t_hi;
+            vb += j0 * MHA__NR;
+        }
         for (t = 0; t < tiles; t++) {
-            mha__row row[MHA__MR_MAX];
             float alpha[MHA__MR_MAX];
             unsigned char excluded[MHA__MR_MAX * MHA__KEYS];
             int m = (int)mha__min(mr, rows - t * mr), i, n, j;
-            for (i = 0; i < m; i++) {
-                row[i].head = g * group + (t * mr + i) / queries;
-                row[i].query = i0 + (t * mr + i) % queries;
-            }
-            n = mha__scores(job, b, g, row, m, j0, unit, q + t * qtile, s, seen + t * mr, &masked);
+            n = mha__scores(job, b, row + t * mr, m, j0, unit, q + t * qtile, kb, s,
+                            seen + t * mr, &masked);
             if (n == 0) continue;
             if (careful) {
                 for (i = 0; i < m; i++)
@@ -1747,11 +1894,11 @@ static int mha__attend_tile(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g
                             MHA__NINF;
                 mha__careful_softmax(kern, m, (int)mha__div_up(n, MHA__NR), s, top + t * mr,
                                      sum + t * mr, alpha);
-                mha__careful_pv(job, m, n, excluded, s, v, o + t * otile, alpha);
+                mha__careful_pv(job, m, n, excluded, s, vb, v->c_hi, o + t * otile, alpha);
             } else {
                 kern->softmax(m, (int)mha__div_up(n, MHA__NR), s, top + t * mr, sum + t * mr,
                               alpha);
-                kern->gemm(m, panels, n, s, v, job->v.c_hi, o + t * otile,
+                kern->gemm(m, panels, n, s, vb, v->c_hi, o + t * otile,
                            started[t] > 0.0f ? alpha : NULL);
             }
             started[t] = 1.0f;
@@ -1760,23 +1907,23 @@ static int mha__attend_tile(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g
 
     for (r = 0; r < rows && !careful; r++) {
         const float *from = o + r / mr * otile + r % mr * MHA__NR;
-        uint32_t bad = !mha__is_finite(sum[r]) || !(sum[r] > 0.0f);
         if (!(seen[r] > 0.0f)) continue;
+        if (!mha__is_finite(sum[r]) || !(sum[r] > 0.0f)) return 0;
         for (c = 0; c < job->d_v && masked; c++)
-            bad |= !mha__is_finite(from[c / MHA__NR * mr * MHA__NR + c % MHA__NR]);
-        if (bad) return 0;
+            if (!mha__is_finite(from[c / MHA__NR * mr * MHA__NR + c % MHA__NR])) return 0;
     }
 
     for (r = 0; r < rows; r++) {
-        ptrdiff_t h = g * group + r / queries, i = i0 + r % queries;
+        ptrdiff_t h = row[r].head, i = row[r].query;
         ptrdiff_t at = (b * job->heads + h) * job->seq + i;
         float *to = job->o + b * job->o_stride.batch + h * job->o_stride.head +
                     i * job->o_stride.seq;
         const float *from = o + r / mr * otile + r % mr * MHA__NR;
         int any = seen[r] > 0.0f;
         float inv = any ? 1.0f / sum[r] : 0.0f;
-        for (c = 0; c < job->d_v; c++)
-            to[c] = any ? from[c / MHA__NR * mr * MHA__NR + c % MHA__NR] * inv : 0.0f;
+        for (c = 0; c + MHA__NR <= job->d_v; c += MHA__NR, from += mr * MHA__NR)
+            mha__copy16(to + c, any ? from : mha__zeros, inv, mha__zeros);
+        for (; c < job->d_v; c++) to[c] = any ? from[c % MHA__NR] * inv : 0.0f;
         if (job->top) {
             job->top[at] = top[r] * (MHA__CAREFUL / unit);
             job->inv[at] = inv;
@@ -1793,8 +1940,30 @@ static void mha__attend_unit(const void *arg, ptrdiff_t unit, float *scratch)
     const mha__attend_job *job = (const mha__attend_job *)arg;
     ptrdiff_t tile = job->tiles - 1 - unit % job->tiles; /* causal: the longest first */
     ptrdiff_t b = unit / job->tiles / job->kv_heads, g = unit / job->tiles % job->kv_heads;
-    if (!mha__attend_tile(job, b, g, tile * job->queries, scratch, 0))
-        mha__attend_tile(job, b, g, tile * job->queries, scratch, 1);
+    mha__place k = job->k, v = job->v;
+    k.data += b * k.batch + g * k.head;
+    v.data += b * v.batch + g * v.head;
+    if (!mha__attend_tile(job, b, g, tile * job->queries, &k, &v, 0, scratch, 0))
+        mha__attend_tile(job, b, g, tile * job->queries, &k, &v, 0, scratch, 1);
+}
+
+/* The same where a lane packs k and v for itself. A unit: all queries of one kv head. */
+static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__attend_job *job = (const mha__attend_job *)arg;
+    ptrdiff_t b = unit / job->kv_heads, g = unit % job->kv_heads, tile, i0;
+    int lazy = job->tiles == 1;
+    ptrdiff_t keys = lazy ? mha__min(job->keys, MHA__KEYS) : job->keys;
+    float *at = scratch + job->kv_at;
+    mha__place k = mha__place_keys(at, 1, keys, job->d_k), v;
+    at += (ptrdiff_t)((mha__keys_bytes(1, 1, keys, job->d_k) + 63) / 64 * (64 / sizeof(float)));
+    v = mha__place_values(at, 1, keys, job->d_v);
+    if (!lazy) mha__pack_kv(job, b, g, 0, mha__visible(job, b, job->seq - 1), &k, &v, 0);
+    for (tile = 0; tile < job->tiles; tile++) {
+        i0 = tile * job->queries;
+        if (!mha__attend_tile(job, b, g, i0, &k, &v, lazy, scratch, 0))
+            mha__attend_tile(job, b, g, i0, &k, &v, lazy, scratch, 1);
+    }
 }
 
 /* Attention weights on request, after mha__attend_unit left top and inv of every row: scores
@@ -1814,13 +1983,16 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
         for (i = 0; i < m; i++) {
             row[i].head = h;
             row[i].query = i0 + i;
+            row[i].visible = mha__visible(job, b, i0 + i);
             mha__tile_row(q, kern->mr, i, job->d_k,
                           job->q + b * job->q_stride.batch + h * job->q_stride.head +
                               (i0 + i) * job->q_stride.seq,
                           job->scale * MHA__CAREFUL);
         }
         for (j0 = 0; j0 < job->keys; j0 += MHA__KEYS) {
-            n = mha__scores(job, b, h / group, row, m, j0, MHA__CAREFUL, q, s, seen, &masked);
+            const float *k = job->k.data + b * job->k.batch + h / group * job->k.head;
+            n = mha__scores(job, b, row, m, j0, MHA__CAREFUL, q, k + j0 / MHA__NR * job->k.t_hi, s,
+                            seen, &masked);
             if (n) kern->weigh(m, (int)mha__div_up(n, MHA__NR), s, job->top + at, job->inv + at);
             for (i = 0; i < m; i++)
                 for (j = 0; j < mha__min(MHA__KEYS, job->keys - j0); j++) {
@@ -1836,22 +2008,25 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
     }
 }
 
-/* Everything from packed k and v to o. */
+/* Everything from q, k and v to o. */
 static void mha__attend(mha__attend_job *job, const mha_parallel *par, char *scratch,
                         size_t scratch_bytes)
 {
-    ptrdiff_t group = job->heads / job->kv_heads, mr = job->kern->mr;
-    ptrdiff_t most = mha__max(MHA__ROWS / group, 1);
+    ptrdiff_t heads = job->batch * job->kv_heads;
     if (job->batch == 0 || job->seq == 0) return;
-    job->tiles = mha__div_up(job->seq, most);
-    job->queries = mha__div_up(job->seq, job->tiles);
-    job->queries = mha__min(mha__div_up(job->queries, mr) * mr, most);
+    job->queries = mha__unit_queries(job->kern, job->heads / job->kv_heads, job->seq);
     job->tiles = mha__div_up(job->seq, job->queries);
-    mha__run(mha__attend_unit, job, job->batch * job->kv_heads * job->tiles, par, scratch,
-             scratch_bytes);
-    if (job->attn || job->attn_mean)
-        mha__run(mha__weights_unit, job, job->batch * mha__div_up(job->seq, mr), par, scratch,
+    if (job->local) {
+        mha__run(mha__attend_local_unit, job, heads, par, scratch, scratch_bytes);
+        return;
+    }
+    if (job->k_from)
+        mha__run(mha__pack_unit, job, heads * mha__div_up(job->keys, MHA__KEYS), par, scratch,
                  scratch_bytes);
+    mha__run(mha__attend_unit, job, heads * job->tiles, par, scratch, scratch_bytes);
+    if (job->attn || job->attn_mean)
+        mha__run(mha__weights_unit, job, job->batch * mha__div_up(job->seq, job->kern->mr), par,
+                 scratch, scratch_bytes);
 }
 
 /* ==== >>threads ================================================================== */
@@ -2182,29 +2357,30 @@ static mha_mask mha__mask_resolve(const mha_mask *mask, int keys)
 /* Where everything of one call lies in its workspace. */
 typedef struct mha__plan {
     size_t q, k, v, o, top, inv, scratch; /* offsets */
-    size_t lane;                          /* bytes of scratch a lane */
+    size_t lane, kv_at;                   /* bytes of scratch a lane, and where its k and v are */
+    int local;                            /* see mha__pack_local */
     size_t total;
 } mha__plan;
 
 static mha__plan mha__plan_make(const mha__kernels *kern, int batch, int heads, int kv_heads,
                                 int seq, int keys, int d_k, int d_v, int weights, int threads,
-                                size_t q_bytes, size_t o_bytes, size_t project_scratch)
+                                int local, size_t q_bytes, size_t o_bytes, size_t project_scratch)
 {
     mha__plan plan;
-    size_t rows = weights ? mha__floats(batch, heads, seq, 1) : 0;
+    size_t rows = weights ? mha__floats(batch, heads, seq, 1) : 0, lane;
+    int shared = local ? 0 : batch;
+    plan.local = local;
     plan.total = 0;
     plan.q = mha__take(&plan.total, q_bytes);
-    plan.k = mha__take(&plan.total, mha__keys_bytes(batch, kv_heads, keys, d_k));
-    plan.v = mha__take(&plan.total, mha__values_bytes(batch, kv_heads, keys, d_v));
+    plan.k = mha__take(&plan.total, mha__keys_bytes(shared, kv_heads, keys, d_k));
+    plan.v = mha__take(&plan.total, mha__values_bytes(shared, kv_heads, keys, d_v));
     plan.o = mha__take(&plan.total, o_bytes);
     plan.top = mha__take(&plan.total, rows);
     plan.inv = mha__take(&plan.total, rows);
+    lane = mha__attend_scratch(kern, heads / kv_heads, seq, keys, d_k, d_v, local, &plan.kv_at);
+    if (project_scratch > lane) lane = project_scratch;
     plan.lane = 0;
-    mha__take(&plan.lane, mha__attend_scratch(kern, heads / kv_heads, d_k, d_v));
-    if (project_scratch > plan.lane) {
-        plan.lane = 0;
-        mha__take(&plan.lane, project_scratch);
-    }
+    mha__take(&plan.lane, lane);
     plan.scratch =
         mha__take(&plan.total, mha__mul(plan.lane, (size_t)(threads > 1 ? threads : 1)));
     plan.total = mha__add(plan.total, 63);
@@ -2247,7 +2423,10 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
         return st;
     *plan = mha__plan_make(mha__kernels_for(r->isa), r->batch, r->heads, r->kv_heads, r->seq,
                            r->source_seq, r->d_k, r->d_v, r->attn || r->attn_mean,
-                           r->parallel.threads, 0, 0, 0);
+                           r->parallel.threads,
+                           mha__pack_local(r->batch, r->kv_heads, r->parallel.threads,
+                                           r->attn || r->attn_mean),
+                           0, 0, 0);
     r->q_stride = mha__stride_or(r->q_stride, r->heads, r->seq, r->d_k);
     r->k_stride = mha__stride_or(r->k_stride, r->kv_heads, r->source_seq, r->d_k);
     r->v_stride = mha__stride_or(r->v_stride, r->kv_heads, r->source_seq, r->d_v);
@@ -2285,42 +2464,12 @@ MHA_API mha_status mha_sdpa_workspace_size(const mha_sdpa_args *args, size_t *by
     return st;
 }
 
-/* Copies the caller's k and v into panels. A unit: 16 positions of one kv head. */
-typedef struct mha__copy_job {
-    const mha_sdpa_args *a;
-    mha__place k, v;
-} mha__copy_job;
-
-static void mha__copy_head(const float *from, ptrdiff_t stride, ptrdiff_t d, const mha__place *to,
-                           ptrdiff_t b, ptrdiff_t g, ptrdiff_t t0, ptrdiff_t t1)
-{
-    ptrdiff_t t, c;
-    for (t = t0; t < t1; t++)
-        for (c = 0; c < d; c += MHA__NR)
-            mha__put(to, b, g, t, c, (int)mha__min(MHA__NR, d - c), from + t * stride + c);
-}
-
-static void mha__copy_unit(const void *arg, ptrdiff_t unit, float *scratch)
-{
-    const mha__copy_job *job = (const mha__copy_job *)arg;
-    const mha_sdpa_args *a = job->a;
-    ptrdiff_t blocks = mha__div_up(a->source_seq, MHA__NR);
-    ptrdiff_t b = unit / blocks / a->kv_heads, g = unit / blocks % a->kv_heads;
-    ptrdiff_t t0 = unit % blocks * MHA__NR, t1 = mha__min(t0 + MHA__NR, a->source_seq);
-    (void)scratch;
-    mha__copy_head(a->k + b * a->k_stride.batch + g * a->k_stride.head, a->k_stride.seq, a->d_k,
-                   &job->k, b, g, t0, t1);
-    mha__copy_head(a->v + b * a->v_stride.batch + g * a->v_stride.head, a->v_stride.seq, a->d_v,
-                   &job->v, b, g, t0, t1);
-}
-
 MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
 {
     mha__why w = mha__why_make(NULL, 0);
     mha_sdpa_args r;
     mha__plan plan;
     mha__attend_job job;
-    mha__copy_job copy;
     void *owned;
     char *ws;
     mha_status st = mha__sdpa_resolve(&w, args, &r, &plan, 1);
@@ -2340,6 +2489,12 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
     job.scale = (float)((double)r.scale * MHA__LOG2E);
     job.q = r.q;
     job.q_stride = r.q_stride;
+    job.k_from = r.k;
+    job.v_from = r.v;
+    job.k_stride = r.k_stride;
+    job.v_stride = r.v_stride;
+    job.local = plan.local;
+    job.kv_at = (ptrdiff_t)(plan.kv_at / sizeof(float));
     job.k = mha__place_keys((float *)(void *)(ws + plan.k), r.kv_heads, r.source_seq, r.d_k);
     job.v = mha__place_values((float *)(void *)(ws + plan.v), r.kv_heads, r.source_seq, r.d_v);
     job.o = r.o;
@@ -2352,12 +2507,6 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
         job.top = (float *)(void *)(ws + plan.top);
         job.inv = (float *)(void *)(ws + plan.inv);
     }
-    copy.a = &r;
-    copy.k = job.k;
-    copy.v = job.v;
-    mha__run(mha__copy_unit, &copy,
-             job.batch * job.kv_heads * mha__div_up(job.keys, MHA__NR), &r.parallel,
-             ws + plan.scratch, plan.lane);
     mha__attend(&job, &r.parallel, ws + plan.scratch, plan.lane);
     mha__close(owned);
     return MHA_OK;
@@ -2623,11 +2772,14 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
         return st;
     r->mask = mha__mask_resolve(&r->mask, r->source_seq);
     for (i = 0; i < 4; i++) {
-        s = mha__project_scratch(layer->kern, layer->mat[i].in);
+        s = mha__project_scratch(layer->kern,
+                                 mha__mul((size_t)r->batch,
+                                          (size_t)(i % 3 ? r->source_seq : r->seq)),
+                                 layer->mat[i].in);
         if (s > scratch) scratch = s;
     }
     *plan = mha__plan_make(layer->kern, r->batch, c->n_heads, c->n_kv_heads, r->seq, r->source_seq,
-                           c->d_k, c->d_v, r->attn || r->attn_mean, r->parallel.threads,
+                           c->d_k, c->d_v, r->attn || r->attn_mean, r->parallel.threads, 0,
                            mha__floats(r->batch, c->n_heads, r->seq, c->d_k),
                            mha__floats(r->batch, c->n_heads, r->seq, c->d_v), scratch);
     if (need & MHA__WORK)

@@ -1,0 +1,824 @@
+/* bench.c - how fast mha.h is here, against what this machine can do. `make bench` builds it with
+   the flags a user has, cc -O2, and runs it; `build/bench --help` lists its options.
+
+   Two ceilings are measured first, and again all along the run: the speed of a loop of nothing but
+   multiply-adds in registers, and the speed of reading memory. Then every row of the table below,
+   whole layer (mha_forward) and attention core (mha_sdpa), on 1 thread and on all. A machine is
+   shared and its clock moves, so the rows take turns over several rounds, and the best time seen
+   is set against the best ceiling seen. Results are not verified here: `make test` does that. */
+
+#ifndef _WIN32
+#define _DEFAULT_SOURCE /* clock_gettime, isatty, sysconf under -std=c99 */
+#endif
+
+#define MHA_IMPLEMENTATION
+#define MHA_THREADS
+#include "../mha.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifdef _WIN32
+#include <io.h>
+#include <windows.h>
+#else
+#include <unistd.h>
+#endif
+#if (defined(__GNUC__) && defined(__x86_64__)) || (defined(_MSC_VER) && defined(_M_X64))
+#define X86
+#include <immintrin.h>
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#define ARM64
+#include <arm_neon.h>
+#endif
+
+#ifndef BENCH_FLAGS /* make bench says what it compiles with */
+#ifdef __OPTIMIZE__
+#define BENCH_FLAGS "optimised"
+#else
+#define BENCH_FLAGS "not optimised"
+#endif
+#endif
+
+/* ---- what is measured ---------------------------------------------------------------------- */
+
+typedef struct row {
+    const char *name;
+    int B, T, cached, D, H, G, causal, bias;
+} row;
+
+static const row rows[] = {
+    { "tiny", 1, 16, 0, 64, 4, 4, 0, 1 },
+    { "encoder-small", 1, 128, 0, 384, 12, 12, 0, 1 }, /* MiniLM */
+    { "bert-base", 8, 128, 0, 768, 12, 12, 0, 1 },
+    { "base-paper", 32, 64, 0, 512, 8, 8, 0, 1 }, /* Attention Is All You Need */
+    { "gpt2-prefill", 1, 1024, 0, 768, 12, 12, 1, 1 },
+    { "llama-gqa", 1, 512, 0, 2048, 32, 8, 1, 0 },
+    { "long-causal", 1, 4096, 0, 512, 8, 8, 1, 1 },
+    { "long-full", 1, 4096, 0, 512, 8, 8, 0, 1 },
+    { "decode-768", 1, 1, 1024, 768, 12, 12, 1, 1 },
+    { "decode-gqa2048", 1, 1, 1024, 2048, 32, 8, 1, 0 },
+    { "overhead", 1, 1, 0, 16, 1, 1, 0, 1 }, /* next to no arithmetic: what a call costs anyway */
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+
+enum { LAYER, CORE };
+enum { PLAIN, HOT, COLD }; /* decode: same call again and again; or other memory read before */
+enum { MAX_ISAS = 4, MAX_CELLS = ROWS * 8 * MAX_ISAS, MAX_THREADS = 1024 };
+static const char *const parts[] = { "layer", "core" };
+
+typedef struct cell {
+    const row *r;
+    char name[32]; /* of the row, with -hot or -cold */
+    int part, state, isa, many; /* isa: index into isas; many: 0 = 1 thread, 1 = all */
+    mha_layer *layer;
+    mha_cache *cache;
+    mha_args forward;
+    mha_sdpa_args sdpa;
+    double flop, read; /* of a call; read in bytes, decode only */
+    size_t bytes;      /* of workspace */
+    double ceiling;    /* HOT: bytes/s of a buffer of this size, best seen */
+    double spent;
+    int inner; /* calls per sample, so that the clock does not matter */
+    double *sample;
+    size_t samples, room;
+    double best, median;
+} cell;
+
+static mha_isa isas[MAX_ISAS];
+static int n_isas, threads_all, n_many = 2; /* n_many: 1 thread and all, or just 1 */
+static mha_pool *pool;
+static double peak[MAX_ISAS][2], dram[2]; /* FLOP/s, bytes/s: best seen */
+static cell cells[MAX_CELLS];
+static int n_cells;
+
+static int thread_count(int many)
+{
+    return many ? threads_all : 1;
+}
+
+/* ---- small things --------------------------------------------------------------------------- */
+
+static void die(int status, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    fprintf(stderr, "bench: ");
+    vfprintf(stderr, format, list);
+    fprintf(stderr, "\n");
+    va_end(list);
+    exit(status);
+}
+
+static double now(void)
+{
+#ifdef _WIN32
+    LARGE_INTEGER ticks, second;
+    QueryPerformanceCounter(&ticks);
+    QueryPerformanceFrequency(&second);
+    return (double)ticks.QuadPart / (double)second.QuadPart;
+#else
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+#endif
+}
+
+/* Aligned to a cache line, as tensors are; given back when the program ends. */
+static void *allocate(size_t bytes)
+{
+    char *p = (char *)malloc(bytes + 64);
+    if (!p) die(1, "no memory: %.0f MB", (double)bytes * 1e-6);
+    return p + (64 - (size_t)p % 64) % 64;
+}
+
+/* N(0, scale): the sum of four uniform numbers is near enough. */
+static void fill(float *x, size_t n, double scale)
+{
+    static unsigned long long state = 88172645463325252ull;
+    size_t i;
+    for (i = 0; i < n; i++) {
+        unsigned long long s;
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        s = (state & 65535) + (state >> 16 & 65535) + (state >> 32 & 65535) + (state >> 48);
+        x[i] = (float)(((double)s - 131070.0) / 37837.0 * scale);
+    }
+}
+
+static float *normal(size_t n, double scale)
+{
+    float *x = (float *)allocate(n * sizeof *x);
+    fill(x, n, scale);
+    return x;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* ---- ceilings ---------------------------------------------------------------------------------
+
+   For a vector type v of n floats: v_burn, n times as many multiply-adds as there are
+   accumulators, all independent and all in registers (named variables: gcc -O2 may keep an array
+   in memory); v_read, the sum of an array in one stream or in four. FMA units take 2 to 6 vectors
+   per cycle and need 4 or 5 cycles: 12 accumulators fill two of them, 24 fill six. */
+
+#define EACH8(F, v) F(v, 0) F(v, 1) F(v, 2) F(v, 3) F(v, 4) F(v, 5) F(v, 6) F(v, 7)
+#define EACH12(F, v) EACH8(F, v) F(v, 8) F(v, 9) F(v, 10) F(v, 11)
+#define EACH24(F, v) \
+    EACH12(F, v) F(v, 12) F(v, 13) F(v, 14) F(v, 15) F(v, 16) F(v, 17) F(v, 18) F(v, 19) F(v, 20) \
+    F(v, 21) F(v, 22) F(v, 23)
+
+#define BEGIN(v, i) v a##i = v##_set((float)i * 0.01f);
+#define STEP(v, i) a##i = v##_fma(a##i, x, y);
+#define LOAD(v, i) a##i = v##_add(a##i, v##_load(p + at + i / 2 * apart + i % 2 * lanes));
+#define SUM(v, i) x = v##_add(x, a##i);
+
+#define CEILINGS(TARGET, v, LANES, EACH) \
+    TARGET static void v##_burn(long n) \
+    { \
+        v x = v##_set(0.999f), y = v##_set(0.001f); \
+        float sum[LANES]; \
+        volatile float keep; \
+        EACH(BEGIN, v) \
+        for (; n > 0; n--) { EACH(STEP, v) } \
+        EACH(SUM, v) \
+        v##_store(sum, x); \
+        keep = sum[0]; \
+        (void)keep; \
+    } \
+    TARGET static void v##_read(const float *p, size_t n, int streams) \
+    { \
+        const size_t lanes = LANES, apart = streams == 1 ? 2 * lanes : n / 4; \
+        const size_t step = streams == 1 ? 8 * lanes : 2 * lanes; \
+        size_t at = 0, left; \
+        v x = v##_set(0.0f); \
+        float sum[LANES]; \
+        volatile float keep; \
+        EACH8(BEGIN, v) \
+        for (left = n / (8 * lanes); left > 0; left--, at += step) { EACH8(LOAD, v) } \
+        EACH8(SUM, v) \
+        v##_store(sum, x); \
+        keep = sum[0]; \
+        (void)keep; \
+    }
+
+#ifdef __GNUC__
+#define TARGET_(isa) __attribute__((target(isa)))
+#else
+#define TARGET_(isa)
+#endif
+
+#ifdef X86
+typedef __m128 f4; /* what portable C can be compiled to: no FMA in the x86-64 baseline */
+#define f4_set(x) _mm_set1_ps(x)
+#define f4_fma(a, x, y) _mm_add_ps(_mm_mul_ps(a, x), y)
+#define f4_add(a, b) _mm_add_ps(a, b)
+#define f4_load(p) _mm_loadu_ps(p)
+#define f4_store(p, a) _mm_storeu_ps(p, a)
+CEILINGS(, f4, 4, EACH12)
+typedef __m256 f8;
+#define f8_set(x) _mm256_set1_ps(x)
+#define f8_fma(a, x, y) _mm256_fmadd_ps(a, x, y)
+#define f8_add(a, b) _mm256_add_ps(a, b)
+#define f8_load(p) _mm256_loadu_ps(p)
+#define f8_store(p, a) _mm256_storeu_ps(p, a)
+CEILINGS(TARGET_("avx2,fma"), f8, 8, EACH12)
+typedef __m512 f16;
+#define f16_set(x) _mm512_set1_ps(x)
+#define f16_fma(a, x, y) _mm512_fmadd_ps(a, x, y)
+#define f16_add(a, b) _mm512_add_ps(a, b)
+#define f16_load(p) _mm512_loadu_ps(p)
+#define f16_store(p, a) _mm512_storeu_ps(p, a)
+CEILINGS(TARGET_("avx512f"), f16, 16, EACH12)
+#define PORTABLE f4_burn, f4_read, 12 * 4 * 2
+#elif defined(ARM64)
+typedef float32x4_t n4;
+#define n4_set(x) vdupq_n_f32(x)
+#define n4_fma(a, x, y) vfmaq_f32(y, a, x)
+#define n4_add(a, b) vaddq_f32(a, b)
+#define n4_load(p) vld1q_f32(p)
+#define n4_store(p, a) vst1q_f32(p, a)
+CEILINGS(, n4, 4, EACH24)
+#define PORTABLE n4_burn, n4_read, 24 * 4 * 2
+#else
+typedef float f1;
+#define f1_set(x) (x)
+#define f1_fma(a, x, y) ((a) * (x) + (y))
+#define f1_add(a, b) ((a) + (b))
+#define f1_load(p) (*(p))
+#define f1_store(p, a) (*(p) = (a))
+CEILINGS(, f1, 1, EACH12)
+#define PORTABLE f1_burn, f1_read, 12 * 2
+#endif
+
+typedef struct machine {
+    mha_isa isa;
+    void (*burn)(long n);
+    void (*read)(const float *p, size_t n, int streams);
+    double flop; /* of burn(1) */
+} machine;
+
+static const machine machines[] = { /* best first */
+#ifdef X86
+    { MHA_ISA_AVX512, f16_burn, f16_read, 12 * 16 * 2 },
+    { MHA_ISA_AVX2, f8_burn, f8_read, 12 * 8 * 2 },
+#endif
+#ifdef ARM64
+    { MHA_ISA_NEON, n4_burn, n4_read, 24 * 4 * 2 },
+#endif
+    { MHA_ISA_SCALAR, PORTABLE }
+};
+
+static const machine *machine_of(mha_isa isa)
+{
+    const machine *m = machines;
+    while (m->isa != isa) m++;
+    return m;
+}
+
+/* One loop on one or all threads, which start together: the time to wake them is not the
+   machine's speed. (But they do not wait for ever: the pool may have fewer than asked for.) */
+typedef struct probe {
+    const machine *m;
+    long n;            /* burn */
+    const float *data; /* read, if set */
+    size_t count;
+    int streams, threads;
+    volatile int here[MAX_THREADS];
+    double begin[MAX_THREADS], end[MAX_THREADS];
+} probe;
+
+static void probe_task(void *arg, int index)
+{
+    probe *p = (probe *)arg;
+    double until = now() + 2e-3;
+    size_t share = p->count / (size_t)p->threads;
+    int i = 0;
+    p->here[index] = 1;
+    while (i < p->threads && now() < until)
+        if (p->here[i]) i++;
+    p->begin[index] = now();
+    if (p->data)
+        p->m->read(p->data + share * (size_t)index, share, p->streams);
+    else
+        p->m->burn(p->n);
+    p->end[index] = now();
+}
+
+/* Seconds from the first start to the last end. */
+static double probe_run(probe *p, int many)
+{
+    mha_parallel par = mha_pool_parallel(pool);
+    double begin, end;
+    int i;
+    p->threads = thread_count(many);
+    for (i = 0; i < p->threads; i++) p->here[i] = 0;
+    if (many)
+        par.parallel_for(par.ctx, p->threads, probe_task, p);
+    else
+        probe_task(p, 0);
+    begin = p->begin[0], end = p->end[0];
+    for (i = 1; i < p->threads; i++) {
+        if (p->begin[i] < begin) begin = p->begin[i];
+        if (p->end[i] > end) end = p->end[i];
+    }
+    return end - begin;
+}
+
+static void raise_to(double *best, double x)
+{
+    if (x > *best) *best = x;
+}
+
+/* Raises peak[isa][many] to the best of some bursts of about a millisecond. */
+static void measure_peak(int isa, int many, int bursts)
+{
+    static probe p;
+    static long n[MAX_ISAS];
+    p.m = machine_of(isas[isa]);
+    for (p.n = 1000; !n[isa]; p.n *= 2)
+        if (probe_run(&p, 0) > 0.7e-3) n[isa] = p.n;
+    p.n = n[isa];
+    for (; bursts > 0; bursts--)
+        raise_to(&peak[isa][many],
+                 p.m->flop * (double)p.n * thread_count(many) / probe_run(&p, many));
+}
+
+/* Bytes per second of one reading, with the widest loads there are. In one stream or in four:
+   which is faster depends on the prefetchers. */
+static double read_speed(const float *data, size_t count, int many, int streams)
+{
+    static probe p;
+    for (p.m = machines; !mha_isa_available(p.m->isa); p.m++) {}
+    p.data = data;
+    p.count = count;
+    p.streams = streams;
+    return (double)(count * sizeof *data) / probe_run(&p, many);
+}
+
+/* Something to read that is in no cache: 256 MB, or four times the last one if that is more. Of
+   it 96 MB, or twice the last cache, are read before each call that is to find nothing there. */
+static float *big;
+static size_t big_count, sweep_count;
+
+static void make_big(void)
+{
+    size_t cache = 0, i;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    long size = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (size > 0) cache = (size_t)size / sizeof *big;
+#endif
+    big_count = (size_t)256 << 18;
+    sweep_count = (size_t)96 << 18;
+    if (4 * cache > big_count) big_count = 4 * cache;
+    if (2 * cache > sweep_count) sweep_count = 2 * cache;
+    big = (float *)allocate(big_count * sizeof *big);
+    for (i = 0; i < big_count; i++) big[i] = 1.0f;
+}
+
+/* Raises dram[many]. A window takes about as long as a decode call, since the best of many short
+   times is not to be set against a long one; the next one starts where the last one stopped. */
+static void measure_dram(int many, int windows)
+{
+    static size_t at;
+    size_t window = ((size_t)8 << 18) * (size_t)thread_count(many);
+    if (window > big_count / 4) window = big_count / 4;
+    for (; windows > 0; windows--, at += window) {
+        if (at + window > big_count) at = 0;
+        raise_to(&dram[many], read_speed(big + at, window, many, windows % 2 ? 4 : 1));
+    }
+}
+
+static void sweep(int many)
+{
+    static size_t at;
+    if (at + sweep_count > big_count) at = 0;
+    read_speed(big + at, sweep_count, many, 4);
+    at += sweep_count;
+}
+
+/* ---- cells ------------------------------------------------------------------------------------- */
+
+static void fail(const cell *c, mha_status status)
+{
+    char why[256] = "";
+    if (c->part == LAYER)
+        mha_forward_check(c->layer, &c->forward, why, sizeof why);
+    else
+        mha_sdpa_check(&c->sdpa, why, sizeof why);
+    die(1, "%s %s, %s, %d threads: %s", c->name, parts[c->part], mha_isa_name(isas[c->isa]),
+        thread_count(c->many), why[0] ? why : mha_strerror(status));
+}
+
+static void call(const cell *c)
+{
+    mha_status status = c->part == LAYER ? mha_forward(c->layer, &c->forward) : mha_sdpa(&c->sdpa);
+    if (status != MHA_OK) fail(c, status);
+}
+
+/* After a decode step: back to the tokens that were there before. */
+static void undo(const cell *c)
+{
+    if (c->cache) {
+        mha_status status = mha_cache_truncate(c->cache, -1, c->r->cached);
+        if (status != MHA_OK) fail(c, status);
+    }
+}
+
+/* Multiply-adds count 2; causal counts the keys that are visible. */
+static double flop_of(const row *r, int part)
+{
+    double B = r->B, T = r->T, D = r->D, H = r->H, G = r->G, d = D / H, S = r->cached + T;
+    double pairs = r->causal ? T * r->cached + T * (T + 1) / 2 : T * S;
+    double core = 4 * B * H * d * pairs;
+    return part == CORE ? core : core + 2 * B * T * D * (H + 2 * G) * d + 2 * B * T * H * d * D;
+}
+
+/* What a decode step cannot do without reading: keys, values and, of a layer, the weights. */
+static double bytes_read(const row *r, int part)
+{
+    double D = r->D, H = r->H, G = r->G, d = D / H;
+    double kv = 2.0 * r->B * (r->cached + r->T) * G * d;
+    return 4 * (part == CORE ? kv : kv + D * (H + 2 * G) * d + H * d * D);
+}
+
+static mha_layer *make_layer(const row *r, mha_isa isa, const mha_weights *w)
+{
+    mha_config cfg = { 0 };
+    mha_layer *layer;
+    mha_status status;
+    char why[256] = "";
+    cfg.d_model = r->D;
+    cfg.n_heads = r->H;
+    cfg.n_kv_heads = r->G;
+    cfg.isa = isa;
+    status = mha_layer_create(&layer, &cfg, w);
+    if (status != MHA_OK) {
+        mha_layer_check(&cfg, w, why, sizeof why);
+        die(1, "%s: %s", r->name, why[0] ? why : mha_strerror(status));
+    }
+    return layer;
+}
+
+static mha_cache *make_cache(const row *r, const mha_layer *layer)
+{
+    mha_cache *cache;
+    mha_args a = { 0 };
+    size_t n = (size_t)r->B * (size_t)r->cached * (size_t)r->D;
+    float *x = (float *)malloc(n * sizeof *x);
+    mha_status status = x ? mha_cache_create(&cache, layer, r->B, r->cached + r->T) : MHA_ERR_MEMORY;
+    if (status == MHA_OK) {
+        fill(x, n, 1.0);
+        a.batch = r->B;
+        a.seq = r->cached;
+        a.x = x;
+        a.y = x;
+        a.mask.causal = MHA_CAUSAL;
+        a.cache = cache;
+        a.parallel = mha_pool_parallel(pool);
+        status = mha_forward(layer, &a);
+    }
+    if (status != MHA_OK) die(1, "%s: %s", r->name, mha_strerror(status));
+    free(x);
+    return cache;
+}
+
+/* Inputs are shared by all cells of a row. Q, K and V are where the projection of a transformer
+   leaves them, side by side in [B,T,(H+2*G)*d]; but the keys and values that a decode step
+   reads lie apart, [B,G,S,d]. */
+typedef struct inputs {
+    float *x, *y, *q, *k, *v, *o;
+} inputs;
+
+static inputs make_inputs(const row *r)
+{
+    inputs in;
+    size_t B = (size_t)r->B, T = (size_t)r->T, S = T + (size_t)r->cached, D = (size_t)r->D;
+    size_t kv = D / (size_t)r->H * (size_t)r->G;
+    in.x = normal(B * T * D, 1.0);
+    in.y = normal(B * T * D, 1.0);
+    in.o = normal(B * T * D, 1.0);
+    in.q = normal(B * T * (D + 2 * kv), 1.0);
+    in.k = r->cached ? normal(B * S * kv, 1.0) : in.q + D;
+    in.v = r->cached ? normal(B * S * kv, 1.0) : in.k + kv;
+    return in;
+}
+
+static void make_cell(cell *c, const row *r, const inputs *in, int part, int state, int isa,
+                      int many)
+{
+    static const char *const suffix[] = { "", "-hot", "-cold" };
+    mha_parallel parallel = mha_pool_parallel(many ? pool : NULL);
+    mha_causal causal = r->causal ? MHA_CAUSAL : MHA_NOT_CAUSAL;
+    snprintf(c->name, sizeof c->name, "%s%s", r->name, suffix[state]);
+    c->r = r;
+    c->part = part;
+    c->state = state;
+    c->isa = isa;
+    c->many = many;
+    c->flop = flop_of(r, part);
+    c->read = bytes_read(r, part);
+    if (part == LAYER) {
+        mha_args *a = &c->forward;
+        a->batch = r->B;
+        a->seq = r->T;
+        a->x = in->x;
+        a->y = in->y;
+        a->mask.causal = causal;
+        a->parallel = parallel;
+    } else {
+        mha_sdpa_args *a = &c->sdpa;
+        ptrdiff_t d = r->D / r->H, side = r->D + 2 * r->G * d;
+        mha_stride qkv = { 0, 0, 0 }, o = { 0, 0, 0 };
+        qkv.batch = r->T * side, qkv.head = d, qkv.seq = side;
+        o.batch = (ptrdiff_t)r->T * r->D, o.head = d, o.seq = r->D;
+        a->batch = r->B;
+        a->heads = r->H;
+        a->kv_heads = r->G;
+        a->seq = r->T;
+        a->source_seq = r->cached + r->T;
+        a->d_k = r->D / r->H;
+        a->q = in->q, a->q_stride = qkv;
+        a->k = in->k;
+        a->v = in->v;
+        a->o = in->o, a->o_stride = o;
+        if (!r->cached) a->k_stride = a->v_stride = qkv;
+        a->mask.causal = causal;
+        a->parallel = parallel;
+        a->isa = isas[isa];
+    }
+}
+
+/* The cells of a row, for every instruction set, part, state and number of threads. */
+static void make_row(const row *r)
+{
+    inputs in = make_inputs(r);
+    size_t D = (size_t)r->D, wide = D + 2 * D / (size_t)r->H * (size_t)r->G;
+    float *weights = (float *)malloc((D + 1) * (wide + D) * sizeof *weights);
+    mha_layer *layer[MAX_ISAS];
+    mha_cache *cache[MAX_ISAS] = { 0 };
+    mha_weights w = { 0 };
+    int part, state, isa, many;
+    if (!weights) die(1, "no memory");
+    fill(weights, (D + 1) * (wide + D), 1.0 / sqrt((double)D));
+    w.qkv = weights;
+    w.out = weights + D * wide;
+    if (r->bias) w.b_qkv = w.out + D * D, w.b_out = w.b_qkv + wide;
+    for (isa = 0; isa < n_isas; isa++) {
+        layer[isa] = make_layer(r, isas[isa], &w);
+        if (r->cached) cache[isa] = make_cache(r, layer[isa]);
+    }
+    free(weights);
+    for (state = r->cached ? HOT : PLAIN; state <= (r->cached ? COLD : PLAIN); state++)
+        for (part = LAYER; part <= CORE; part++)
+            for (isa = 0; isa < n_isas; isa++)
+                for (many = 0; many < n_many; many++) {
+                    cell *c = &cells[n_cells];
+                    mha_status status;
+                    memset(c, 0, sizeof *c);
+                    make_cell(c, r, &in, part, state, isa, many);
+                    if (!wanted(r->name) && !wanted(c->name)) continue;
+                    if (part == LAYER) {
+                        c->layer = layer[isa];
+                        c->forward.cache = c->cache = cache[isa];
+                        status = mha_workspace_size(c->layer, &c->forward, &c->bytes);
+                    } else {
+                        status = mha_sdpa_workspace_size(&c->sdpa, &c->bytes);
+                    }
+                    if (status != MHA_OK) fail(c, status);
+                    n_cells++;
+                }
+}
+
+/* One workspace for all: they take turns. */
+static void give_workspace(void)
+{
+    size_t bytes = 0;
+    void *workspace;
+    cell *c;
+    for (c = cells; c < cells + n_cells; c++)
+        if (c->bytes > bytes) bytes = c->bytes;
+    workspace = allocate(bytes);
+    memset(workspace, 0, bytes);
+    for (c = cells; c < cells + n_cells; c++) {
+        c->forward.workspace = c->sdpa.workspace = workspace;
+        c->forward.workspace_size = c->sdpa.workspace_size = c->bytes;
+    }
+}
+
+/* ---- measuring ----------------------------------------------------------------------------------- */
+
+static void add_sample(cell *c, double seconds)
+{
+    if (c->samples == c->room) {
+        c->room = c->room ? 2 * c->room : 256;
+        c->sample = (double *)realloc(c->sample, c->room * sizeof *c->sample);
+        if (!c->sample) die(1, "no memory");
+    }
+    c->sample[c->samples++] = seconds;
+}
+
+static double time_call(const cell *c)
+{
+    double begin, end;
+    int i;
+    if (c->state == COLD) sweep(c->many);
+    begin = now();
+    for (i = 0; i < c->inner; i++) call(c);
+    end = now();
+    undo(c);
+    return (end - begin) / c->inner;
+}
+
+static void measure_ceiling(cell *c, int times)
+{
+    int i;
+    if (c->state == PLAIN)
+        measure_peak(c->isa, c->many, times);
+    else if (c->state == COLD)
+        measure_dram(c->many, 2 * times);
+    else
+        for (i = 0; i <= times; i++)
+            raise_to(&c->ceiling, read_speed(big, (size_t)c->read / 4, c->many, i % 2 ? 4 : 1));
+}
+
+/* Samples for about so many seconds, at least one. The first calls only warm up, unless they are
+   so long that it does not matter. A cell over its limit sits out: slow kernels, long rows. */
+static void visit(cell *c, double seconds, double limit)
+{
+    double begin, t = 0.0;
+    size_t before = c->samples;
+    int i, first = !c->inner, warm = c->state == HOT ? 3 : c->state == COLD ? 0 : 1;
+    if (c->spent > limit && c->samples > 1) return;
+    measure_ceiling(c, 4);
+    begin = now();
+    if (first) c->inner = 1;
+    for (i = 0; i < warm + first; i++) {
+        t = time_call(c);
+        if (t > 0.05) {
+            add_sample(c, t);
+            break;
+        }
+    }
+    if (first && c->state == PLAIN && t < 20e-6) c->inner = (int)(30e-6 / (t + 1e-8)) + 1;
+    while (c->samples == before || now() - begin < seconds) add_sample(c, time_call(c));
+    c->spent += now() - begin;
+}
+
+static void progress(const char *format, ...)
+{
+    static int terminal = -1, length;
+    va_list list;
+    int n;
+#ifdef _WIN32
+    if (terminal < 0) terminal = _isatty(_fileno(stderr));
+#else
+    if (terminal < 0) terminal = isatty(fileno(stderr));
+#endif
+    if (!terminal && format[0] != '=') return;
+    va_start(list, format);
+    if (terminal) fprintf(stderr, "\r");
+    n = vfprintf(stderr, format + (format[0] == '='), list);
+    va_end(list);
+    if (terminal) fprintf(stderr, "%*s", length > n ? length - n : 0, "");
+    if (!terminal) fprintf(stderr, "\n");
+    length = n;
+    fflush(stderr);
+}
+
+static void measure(int rounds, double seconds)
+{
+    double begin = now();
+    int round, i, many;
+    for (many = 0; many < n_many; many++) {
+        for (i = 0; i < n_isas; i++) measure_peak(i, many, 50);
+        measure_dram(many, 64);
+    }
+    for (round = 0; round < rounds; round++) {
+        progress("=round %d of %d, %.0f s", round + 1, rounds, now() - begin);
+        for (i = 0; i < n_cells; i++) {
+            cell *c = &cells[i];
+            progress("round %d of %d, %2.0f%%, %.0f s: %s %s, %s, %d thread%s", round + 1, rounds,
+                     100.0 * (round * n_cells + i) / (rounds * n_cells), now() - begin, c->name,
+                     parts[c->part], mha_isa_name(isas[c->isa]), thread_count(c->many),
+                     c->many ? "s" : "");
+            visit(c, seconds, 3 * rounds * seconds);
+        }
+    }
+    progress("=done in %.0f s", now() - begin);
+    if (progress_line) fprintf(stderr, "\n");
+    for (i = 0; i < n_cells; i++) {
+        cell *c = &cells[i];
+        qsort(c->sample, c->samples, sizeof *c->sample, ascending);
+        c->best = c->sample[0];
+        c->median = c->sample[c->samples / 2];
+    }
+}
+
+/* ---- what it says ---------------------------------------------------------------------------------- */
+
+static double fraction(const cell *c)
+{
+    if (c->state == PLAIN) return c->flop / c->best / peak[c->isa][c->many];
+    return c->read / c->best / (c->state == COLD ? dram[c->many] : c->ceiling);
+}
+
+static int is_overhead(const cell *c)
+{
+    return strcmp(c->name, "overhead") == 0;
+}
+
+/* The same cell on all threads, or null. */
+static const cell *on_all_threads(const cell *c)
+{
+    return n_many > 1 ? c + 1 : NULL;
+}
+
+static const char *cpu_name(void)
+{
+    static char line[256];
+    const char *name = getenv("PROCESSOR_IDENTIFIER"); /* Windows */
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        char *value = strstr(line, ": ");
+        if (strncmp(line, "model name", 10) != 0 || !value) continue;
+        value[strcspn(value, "\n")] = 0;
+        name = value + 2;
+        break;
+    }
+    if (f) fclose(f);
+#ifdef X86
+    return name ? name : "x86-64";
+#elif defined(ARM64)
+    return name ? name : "aarch64";
+#else
+    return name ? name : "unknown CPU";
+#endif
+}
+
+static const char *compiler(void)
+{
+#if defined(__clang__)
+    return __VERSION__;
+#elif defined(__GNUC__)
+    return "gcc " __VERSION__;
+#elif defined(_MSC_VER)
+    static char text[32];
+    sprintf(text, "MSVC %d.%02d", _MSC_VER / 100, _MSC_VER % 100);
+    return text;
+#else
+    return "unknown compiler";
+#endif
+}
+
+static const char *today(void)
+{
+    static char text[32];
+    time_t t = time(NULL);
+    strftime(text, sizeof text, "%Y-%m-%d", localtime(&t));
+    return text;
+}
+
+static void csv(void)
+{
+    const cell *c;
+    printf("row,part,threads,isa,ms_median,ms_best,gflops,fraction,bytes\n");
+    for (c = cells; c < cells + n_cells; c++)
+        if (!is_overhead(c))
+            printf("%s,%s,%d,%s,%.6f,%.6f,%.3f,%.4f,%.0f\n", c->name, parts[c->part],
+                   thread_count(c->many), mha_isa_name(isas[c->isa]), c->median * 1e3,
+                   c->best * 1e3, c->flop / c->best * 1e-9, fraction(c), (double)c->bytes);
+}
+
+/* ---- as a table ------------------------------------------------------------------------------------ */
+
+static void print_ms(double seconds)
+{
+    double ms = seconds * 1e3;
+    printf(" %9.*f", ms < 1 ? 4 : ms < 100 ? 3 : 1, ms);
+}
+
+static void heading(const char *what)
+{
+    printf("%-10s ", what);
+}
+
+static void machine_lines(void)
+{
+    int isa, many;
+    printf("mha.h %s\n", MHA_VERSION);
+    printf("machine    %s, %d thread%s\n", cpu_name(), threads_all, threads_all > 1 ? "s" : "");
+    printf("compiler   %s, %s\n", compiler(), BENCH_FLAGS);
+    printf("date       %s\n", today());
+    for (isa = 0; isa < n_isas; isa++)
+        for (many = 0; many < n_many; many++)
+            printf("FMA peak   %s, %d thread%s: %.1f GFLOP/s\n", mha_isa_name(isas[isa]), thread_count(many), many ? "s" : "", peak[isa][many] * 1e-9);
+    for (many = 0; many < n_many; many++)
+        printf("read DRAM  %d thread%s: %.1f GB/s\n", thread_count(many), many ? "s" : "", dram[many] * 1e-9);
+}
