@@ -52,6 +52,7 @@
    Two levels, one vocabulary:
      layer   mha_config + mha_weights -> mha_layer -> mha_forward
      core    mha_sdpa: attention on q, k, v you already have, as strided views
+   a cache (mha_cache_create) that mha_forward appends to, for generation token by token;
    and the textbook's stages one by one: mha_project_qkv, mha_split_heads, mha_sdpa,
    mha_merge_heads, mha_project_out.
 
@@ -66,7 +67,8 @@
    - All of that under -ffast-math too.
    - float32 accumulation or better: error of mha_sdpa <= 2e-6 * max|v| on N(0,1) data.
    - The bits of an output row depend on that row's query, on the keys and values it
-     sees and on the weights - not on the number of threads, nor on the batch around it.
+     sees and on the weights - not on the number of threads, nor on the batch around it, nor
+     on whether the tokens came in one call or one by one through a cache.
      (One program on one instruction set; not under -ffast-math.)
    - Memory beyond inputs and outputs is O(T*D), never O(T*T), unless you ask for the
      attention weights. With a workspace given, no call allocates, locks or calls the OS.
@@ -99,6 +101,7 @@
      >>project    x * W + b, written where attention wants it
      >>attend     softmax(q k^T) v, streamed over blocks of keys
      >>threads    the built-in pool
+     >>cache      keys and values kept between calls
      >>layer      validation and the public functions
      licence
 
@@ -143,7 +146,8 @@ typedef enum mha_status {
     MHA_ERR_BUFFER,    /* the buffer given for a layer is too small */
     MHA_ERR_WORKSPACE, /* the workspace is too small, or missing under MHA_NO_MALLOC */
     MHA_ERR_MEMORY,    /* MHA_MALLOC returned null */
-    MHA_ERR_ISA        /* that instruction set is not on this CPU or not in this build */
+    MHA_ERR_ISA,       /* that instruction set is not on this CPU or not in this build */
+    MHA_ERR_FULL       /* the cache has no room for these tokens */
 } mha_status;
 
 /* One sentence for a status; never null, also for a value that is not a status. */
@@ -290,6 +294,10 @@ MHA_API mha_status mha_layer_check(const mha_config *cfg, const mha_weights *w, 
 /* The layer's configuration with every default filled in. Null for a null layer. */
 MHA_API const mha_config *mha_layer_config(const mha_layer *layer);
 
+/* Keys and values of the tokens seen so far, for generating text token by token: see
+   mha_cache_create below. */
+typedef struct mha_cache mha_cache;
+
 /* One call. Pointers need the alignment of their type, no more. */
 typedef struct mha_args {
     int batch;             /* B */
@@ -306,19 +314,50 @@ typedef struct mha_args {
     void *workspace;  /* mha_workspace_size bytes, any alignment. Null: from MHA_MALLOC */
     size_t workspace_size;
     mha_parallel parallel; /* default: serial */
+    mha_cache *cache; /* self-attention: x is appended to it, and attends to all it holds. S is then
+                         the longest length after that, and source_seq 0 or S. Default: none */
 } mha_args;
 
 /* x [B,T,D] -> y [B,T,D]. */
 MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
 
 /* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads and
-   on which of source, attn, attn_mean are set. Pointers are not followed. */
+   on which of source, attn, attn_mean are set, and with a cache on its lengths. */
 MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args,
                                       size_t *bytes);
 
 /* The status mha_forward would give, and the reason: as mha_layer_check. */
 MHA_API mha_status mha_forward_check(const mha_layer *layer, const mha_args *args, char *why,
                                      size_t why_size);
+
+/* ---- cache -------------------------------------------------------------------------------- */
+
+/* Room for capacity tokens of each of batch sequences, all empty at first. With it, mha_forward
+   takes the next args.seq tokens of every sequence: it appends their keys and values, and each
+   query attends to everything before it in its own sequence (mask.causal = MHA_CAUSAL; position
+   = length of the cache + i). One long call, several short ones or token by token: same bits.
+   No room: MHA_ERR_FULL, and nothing is changed. A cache fits any layer with the same n_kv_heads,
+   d_k and d_v; one call at a time may use it. On error *cache is set to null. */
+#ifndef MHA_NO_MALLOC
+MHA_API mha_status mha_cache_create(mha_cache **cache, const mha_layer *layer, int batch,
+                                    int capacity);
+#endif
+
+/* Gives back what mha_cache_create took; does nothing to one made by mha_cache_init. Null is
+   fine. */
+MHA_API void mha_cache_free(mha_cache *cache);
+
+/* The same in your memory, any alignment; the cache lives inside buffer. */
+MHA_API mha_status mha_cache_size(const mha_layer *layer, int batch, int capacity, size_t *bytes);
+MHA_API mha_status mha_cache_init(mha_cache **cache, void *buffer, size_t bytes,
+                                  const mha_layer *layer, int batch, int capacity);
+
+/* Tokens that sequence slot holds; -1 if there is no such slot. */
+MHA_API int mha_cache_length(const mha_cache *cache, int slot);
+
+/* Forgets all but the first length tokens of sequence slot, or of every one if slot is -1: to
+   take back rejected tokens, or (0) to start over. Refused where a sequence is shorter. */
+MHA_API mha_status mha_cache_truncate(mha_cache *cache, int slot, int length);
 
 /* ---- core: attention on q, k, v ------------------------------------------------------- */
 
@@ -364,7 +403,7 @@ MHA_API mha_status mha_sdpa_check(const mha_sdpa_args *args, char *why, size_t w
 
 /* 1. x [B,T,D] -> q [B,T,H*d_k];  source [B,S,d_source] -> k [B,S,G*d_k], v [B,S,G*d_v].
    Uses batch, seq, source_seq, x, source, source_v, workspace and parallel of args; q, k or v
-   may be null if not wanted. The workspace is that of mha_forward. */
+   may be null if not wanted. The workspace is that of mha_forward. No cache. */
 MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args, float *q,
                                    float *k, float *v);
 
@@ -1274,6 +1313,7 @@ static const mha__kernels *mha__kernels_for(mha_isa isa)
 typedef struct mha__place {
     float *data;
     ptrdiff_t batch, head, t_hi, t_lo, c_hi, c_lo;
+    const int *past; /* [B] positions that are there already: t counts from past[b]; or null */
 } mha__place;
 
 /* rows of d floats, as the caller has them */
@@ -1287,6 +1327,7 @@ static mha__place mha__place_rows(float *data, mha_stride s)
     p.t_lo = s.seq;
     p.c_hi = MHA__NR;
     p.c_lo = 1;
+    p.past = NULL;
     return p;
 }
 
@@ -1301,6 +1342,7 @@ static mha__place mha__place_keys(float *data, ptrdiff_t heads, ptrdiff_t seq, p
     p.c_lo = MHA__NR;
     p.head = mha__div_up(seq, MHA__NR) * p.t_hi;
     p.batch = heads * p.head;
+    p.past = NULL;
     return p;
 }
 
@@ -1315,6 +1357,7 @@ static mha__place mha__place_values(float *data, ptrdiff_t heads, ptrdiff_t seq,
     p.c_lo = 1;
     p.head = mha__div_up(d, MHA__NR) * p.c_hi;
     p.batch = heads * p.head;
+    p.past = NULL;
     return p;
 }
 
@@ -1495,17 +1538,19 @@ static void mha__project_store(const mha__project_job *job, int which, ptrdiff_t
                                ptrdiff_t p, int np, const float *c, ptrdiff_t ctile)
 {
     const mha__matrix *mat = job->mat[which];
-    ptrdiff_t mr = job->kern->mr, r, b = r0 / job->seq, t = r0 % job->seq;
+    const mha__place *to = &job->to[which];
+    ptrdiff_t mr = job->kern->mr, r, b = r0 / job->seq, t = r0 % job->seq, past;
     int q, m, i;
     for (r = 0; r < rows; r += m, t += m) {
         if (t == job->seq) b++, t = 0;
-        m = (int)mha__min(mha__min(MHA__NR - t % MHA__NR, job->seq - t), rows - r);
+        past = to->past ? to->past[b] : 0;
+        m = (int)mha__min(mha__min(MHA__NR - (past + t) % MHA__NR, job->seq - t), rows - r);
         for (q = 0; q < np; q++) {
             ptrdiff_t h = (p + q) / mat->head_panels, col = (p + q) % mat->head_panels * MHA__NR;
             const float *row[MHA__NR];
             for (i = 0; i < m; i++)
                 row[i] = c + (r + i) / mr * ctile + (q * mr + (r + i) % mr) * MHA__NR;
-            mha__store(job->kern, &job->to[which], b, h, t, m, col, mat->d, row,
+            mha__store(job->kern, to, b, h, past + t, m, col, mat->d, row,
                        mat->b + (p + q) * MHA__NR);
         }
     }
@@ -1626,8 +1671,9 @@ typedef struct mha__row {
 /* How many of the first keys query i of batch element b may see, masks aside. */
 static ptrdiff_t mha__visible(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t i)
 {
-    ptrdiff_t n = job->mask.key_len ? job->mask.key_len[b] : job->keys;
-    if (job->mask.causal == MHA_CAUSAL) n = mha__min(n, i + 1 + job->keys - job->seq);
+    ptrdiff_t keys = job->k.past ? job->k.past[b] + job->seq : job->keys;
+    ptrdiff_t n = job->mask.key_len ? job->mask.key_len[b] : keys;
+    if (job->mask.causal == MHA_CAUSAL) n = mha__min(n, i + 1 + keys - job->seq);
     if (job->mask.causal == MHA_CAUSAL_UPPER_LEFT) n = mha__min(n, i + 1);
     return mha__max(n, 0);
 }
@@ -2154,6 +2200,33 @@ MHA_API mha_parallel mha_pool_parallel(mha_pool *pool)
 
 #endif /* MHA_THREADS */
 
+/* ==== >>cache ==================================================================== */
+
+/* k and v as mha__place_keys and mha__place_values lay them out, for capacity positions. */
+struct mha_cache {
+    int batch, capacity, kv_heads, d_k, d_v;
+    int *length; /* [batch] */
+    float *k, *v;
+    void *owned; /* what mha_cache_free gives back; null if the memory is the caller's */
+};
+
+MHA_API int mha_cache_length(const mha_cache *cache, int slot)
+{
+    return cache && slot >= 0 && slot < cache->batch ? cache->length[slot] : -1;
+}
+
+MHA_API mha_status mha_cache_truncate(mha_cache *cache, int slot, int length)
+{
+    int b;
+    if (!cache) return MHA_ERR_NULL;
+    if (slot < -1 || slot >= cache->batch || length < 0) return MHA_ERR_SIZE;
+    for (b = 0; b < cache->batch; b++)
+        if ((slot == -1 || slot == b) && length > cache->length[b]) return MHA_ERR_SIZE;
+    for (b = 0; b < cache->batch; b++)
+        if (slot == -1 || slot == b) cache->length[b] = length;
+    return MHA_OK;
+}
+
 /* ==== >>layer ==================================================================== */
 
 struct mha_layer {
@@ -2177,6 +2250,7 @@ MHA_API const char *mha_strerror(mha_status status)
     case MHA_ERR_BUFFER: return "the buffer for the layer is too small (see mha_layer_size)";
     case MHA_ERR_WORKSPACE: return "the workspace is missing or too small (see mha_workspace_size)";
     case MHA_ERR_MEMORY: return "out of memory";
+    case MHA_ERR_FULL: return "the cache has no room for these tokens";
     case MHA_ERR_ISA: return "this instruction set is not available here (see mha_isa_available)";
     }
     return "unknown status";
@@ -2354,22 +2428,26 @@ static mha_mask mha__mask_resolve(const mha_mask *mask, int keys)
     return m;
 }
 
+enum { MHA__KV_SHARED, /* in the workspace */
+       MHA__KV_LOCAL,  /* in each lane's scratch: see mha__pack_local */
+       MHA__KV_CACHED  /* in a cache */ };
+
 /* Where everything of one call lies in its workspace. */
 typedef struct mha__plan {
     size_t q, k, v, o, top, inv, scratch; /* offsets */
     size_t lane, kv_at;                   /* bytes of scratch a lane, and where its k and v are */
-    int local;                            /* see mha__pack_local */
+    int kv;                               /* where packed k and v are */
     size_t total;
 } mha__plan;
 
 static mha__plan mha__plan_make(const mha__kernels *kern, int batch, int heads, int kv_heads,
                                 int seq, int keys, int d_k, int d_v, int weights, int threads,
-                                int local, size_t q_bytes, size_t o_bytes, size_t project_scratch)
+                                int kv, size_t q_bytes, size_t o_bytes, size_t project_scratch)
 {
     mha__plan plan;
     size_t rows = weights ? mha__floats(batch, heads, seq, 1) : 0, lane;
-    int shared = local ? 0 : batch;
-    plan.local = local;
+    int shared = kv == MHA__KV_SHARED ? batch : 0;
+    plan.kv = kv;
     plan.total = 0;
     plan.q = mha__take(&plan.total, q_bytes);
     plan.k = mha__take(&plan.total, mha__keys_bytes(shared, kv_heads, keys, d_k));
@@ -2377,7 +2455,8 @@ static mha__plan mha__plan_make(const mha__kernels *kern, int batch, int heads, 
     plan.o = mha__take(&plan.total, o_bytes);
     plan.top = mha__take(&plan.total, rows);
     plan.inv = mha__take(&plan.total, rows);
-    lane = mha__attend_scratch(kern, heads / kv_heads, seq, keys, d_k, d_v, local, &plan.kv_at);
+    lane = mha__attend_scratch(kern, heads / kv_heads, seq, keys, d_k, d_v, kv == MHA__KV_LOCAL,
+                               &plan.kv_at);
     if (project_scratch > lane) lane = project_scratch;
     plan.lane = 0;
     mha__take(&plan.lane, lane);
@@ -2425,7 +2504,9 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
                            r->source_seq, r->d_k, r->d_v, r->attn || r->attn_mean,
                            r->parallel.threads,
                            mha__pack_local(r->batch, r->kv_heads, r->parallel.threads,
-                                           r->attn || r->attn_mean),
+                                           r->attn || r->attn_mean)
+                               ? MHA__KV_LOCAL
+                               : MHA__KV_SHARED,
                            0, 0, 0);
     r->q_stride = mha__stride_or(r->q_stride, r->heads, r->seq, r->d_k);
     r->k_stride = mha__stride_or(r->k_stride, r->kv_heads, r->source_seq, r->d_k);
@@ -2493,7 +2574,7 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
     job.v_from = r.v;
     job.k_stride = r.k_stride;
     job.v_stride = r.v_stride;
-    job.local = plan.local;
+    job.local = plan.kv == MHA__KV_LOCAL;
     job.kv_at = (ptrdiff_t)(plan.kv_at / sizeof(float));
     job.k = mha__place_keys((float *)(void *)(ws + plan.k), r.kv_heads, r.source_seq, r.d_k);
     job.v = mha__place_values((float *)(void *)(ws + plan.v), r.kv_heads, r.source_seq, r.d_v);
@@ -2725,6 +2806,128 @@ MHA_API const mha_config *mha_layer_config(const mha_layer *layer)
     return layer ? &layer->cfg : NULL;
 }
 
+/* Where everything lies in a cache's memory. */
+typedef struct mha__cache_plan {
+    size_t length, k, v, total;
+} mha__cache_plan;
+
+static mha_status mha__cache_plan_make(const mha_layer *layer, int batch, int capacity,
+                                       mha__cache_plan *plan)
+{
+    const mha_config *c;
+    if (!layer) return MHA_ERR_NULL;
+    if (batch < 1 || capacity < 1) return MHA_ERR_SIZE;
+    c = &layer->cfg;
+    plan->total = 0;
+    mha__take(&plan->total, sizeof(mha_cache));
+    plan->length = mha__take(&plan->total, mha__mul((size_t)batch, sizeof(int)));
+    plan->k = mha__take(&plan->total, mha__keys_bytes(batch, c->n_kv_heads, capacity, c->d_k));
+    plan->v = mha__take(&plan->total, mha__values_bytes(batch, c->n_kv_heads, capacity, c->d_v));
+    plan->total = mha__add(plan->total, 63);
+    return plan->total > MHA__BIGGEST ? MHA_ERR_OVERFLOW : MHA_OK;
+}
+
+static mha_cache *mha__cache_fill(void *buffer, const mha_layer *layer, int batch, int capacity,
+                                  const mha__cache_plan *plan)
+{
+    char *base = mha__align(buffer);
+    mha_cache *cache = (mha_cache *)(void *)base;
+    cache->batch = batch;
+    cache->capacity = capacity;
+    cache->kv_heads = layer->cfg.n_kv_heads;
+    cache->d_k = layer->cfg.d_k;
+    cache->d_v = layer->cfg.d_v;
+    cache->length = (int *)(void *)(base + plan->length);
+    cache->k = (float *)(void *)(base + plan->k);
+    cache->v = (float *)(void *)(base + plan->v);
+    cache->owned = NULL;
+    memset(cache->length, 0, (size_t)batch * sizeof(int));
+    return cache;
+}
+
+MHA_API mha_status mha_cache_size(const mha_layer *layer, int batch, int capacity, size_t *bytes)
+{
+    mha__cache_plan plan;
+    mha_status st = mha__cache_plan_make(layer, batch, capacity, &plan);
+    if (!bytes) return MHA_ERR_NULL;
+    if (st == MHA_OK) *bytes = plan.total;
+    return st;
+}
+
+MHA_API mha_status mha_cache_init(mha_cache **cache, void *buffer, size_t bytes,
+                                  const mha_layer *layer, int batch, int capacity)
+{
+    mha__cache_plan plan;
+    mha_status st;
+    if (!cache) return MHA_ERR_NULL;
+    *cache = NULL;
+    if ((st = mha__cache_plan_make(layer, batch, capacity, &plan)) != MHA_OK) return st;
+    if (!buffer) return MHA_ERR_NULL;
+    if (bytes < plan.total) return MHA_ERR_BUFFER;
+    *cache = mha__cache_fill(buffer, layer, batch, capacity, &plan);
+    return MHA_OK;
+}
+
+#ifndef MHA_NO_MALLOC
+MHA_API mha_status mha_cache_create(mha_cache **cache, const mha_layer *layer, int batch,
+                                    int capacity)
+{
+    mha__cache_plan plan;
+    mha_status st;
+    void *buffer;
+    if (!cache) return MHA_ERR_NULL;
+    *cache = NULL;
+    if ((st = mha__cache_plan_make(layer, batch, capacity, &plan)) != MHA_OK) return st;
+    buffer = MHA_MALLOC(plan.total);
+    if (!buffer) return MHA_ERR_MEMORY;
+    *cache = mha__cache_fill(buffer, layer, batch, capacity, &plan);
+    (*cache)->owned = buffer;
+    return MHA_OK;
+}
+#endif
+
+MHA_API void mha_cache_free(mha_cache *cache)
+{
+    if (cache) mha__close(cache->owned);
+}
+
+/* A cache in args: whether it fits, and S. */
+static mha_status mha__check_cache(mha__why *why, const mha_config *c, mha_args *r)
+{
+    const mha_cache *cache = r->cache;
+    int b, longest = 0;
+    if (r->source || r->source_v)
+        return mha__fail(why, MHA_ERR_CONFLICT, "cache and source are both set", "", 0, 0);
+    if (r->mask.key_len)
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "cache and mask.key_len are both set: the lengths are the cache's", "", 0,
+                         0);
+    if (r->mask.causal == MHA_CAUSAL_UPPER_LEFT)
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "with a cache positions count from its start: use MHA_CAUSAL", "", 0, 0);
+    if (cache->batch != r->batch)
+        return mha__fail(why, MHA_ERR_CONFLICT, "batch is # but the cache has # sequences", "",
+                         r->batch, cache->batch);
+    if (cache->kv_heads != c->n_kv_heads || cache->d_k != c->d_k || cache->d_v != c->d_v)
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "the cache is for a layer with other n_kv_heads, d_k or d_v", "", 0, 0);
+    for (b = 0; b < cache->batch; b++) {
+        if (r->seq > cache->capacity - cache->length[b]) {
+            mha__fail(why, MHA_ERR_FULL, "# more tokens do not fit: sequence # ", "", r->seq, b);
+            return mha__fail(why, MHA_ERR_FULL, "of the cache holds # of #", "", cache->length[b],
+                             cache->capacity);
+        }
+        if (cache->length[b] > longest) longest = cache->length[b];
+    }
+    longest += r->seq;
+    if (r->source_seq != 0 && r->source_seq != longest)
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "source_seq is #; with this cache it is 0 or the longest length, #", "",
+                         r->source_seq, longest);
+    r->source_seq = longest;
+    return MHA_OK;
+}
+
 /* What the entry points of a layer require of args. */
 enum { MHA__X = 1, MHA__Y = 2, MHA__WORK = 4 };
 
@@ -2735,7 +2938,7 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
     const mha_config *c;
     size_t scratch = 0, s;
     mha_status st;
-    int i;
+    int i, fresh; /* keys projected in this call */
     if (!layer) return mha__fail(why, MHA_ERR_NULL, "layer is null", "", 0, 0);
     if (!args) return mha__fail(why, MHA_ERR_NULL, "args is null", "", 0, 0);
     c = &layer->cfg;
@@ -2744,17 +2947,18 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
         (st = mha__check_size(why, "seq", r->seq, 0)) ||
         (st = mha__check_size(why, "source_seq", r->source_seq, 0)))
         return st;
+    if (r->cache && (st = mha__check_cache(why, c, r)) != MHA_OK) return st;
     if (!r->source) {
         if (r->source_v)
             return mha__fail(why, MHA_ERR_CONFLICT, "source_v is given but source is null", "", 0, 0);
-        if (r->source_seq != 0 && r->source_seq != r->seq)
+        if (!r->cache && r->source_seq != 0 && r->source_seq != r->seq)
             return mha__fail(why, MHA_ERR_CONFLICT,
                              "source_seq is # but source is null: keys come from x, of seq #", "",
                              r->source_seq, r->seq);
         if ((need & MHA__X) && c->d_source != c->d_model)
             return mha__fail(why, MHA_ERR_NULL, "source is null but d_source # is not d_model #",
                              "", c->d_source, c->d_model);
-        r->source_seq = r->seq;
+        if (!r->cache) r->source_seq = r->seq;
         r->source = r->x;
     }
     if (!r->source_v) {
@@ -2763,9 +2967,12 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
                              "", c->d_source_v, c->d_source);
         r->source_v = r->source;
     }
+    fresh = r->cache ? r->seq : r->source_seq;
     if ((st = mha__check_tensor(why, "x", r->x, need & MHA__X, r->batch, r->seq, c->d_model, 1)) ||
-        (st = mha__check_tensor(why, "source", r->source, need & MHA__X, r->batch, r->source_seq, c->d_source, 1)) ||
-        (st = mha__check_tensor(why, "source_v", r->source_v, need & MHA__X, r->batch, r->source_seq, c->d_source_v, 1)) ||
+        (st = mha__check_tensor(why, "source", r->source, need & MHA__X, r->batch, fresh,
+                                c->d_source, 1)) ||
+        (st = mha__check_tensor(why, "source_v", r->source_v, need & MHA__X, r->batch, fresh,
+                                c->d_source_v, 1)) ||
         (st = mha__check_tensor(why, "y", r->y, need & MHA__Y, r->batch, r->seq, c->d_model, 1)) ||
         (st = mha__check_common(why, &r->mask, r->attn, r->attn_mean, r->lse, &r->parallel,
                                 r->batch, c->n_heads, r->seq, r->source_seq, need)))
@@ -2774,12 +2981,13 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
     for (i = 0; i < 4; i++) {
         s = mha__project_scratch(layer->kern,
                                  mha__mul((size_t)r->batch,
-                                          (size_t)(i % 3 ? r->source_seq : r->seq)),
+                                          (size_t)(i % 3 ? fresh : r->seq)),
                                  layer->mat[i].in);
         if (s > scratch) scratch = s;
     }
     *plan = mha__plan_make(layer->kern, r->batch, c->n_heads, c->n_kv_heads, r->seq, r->source_seq,
-                           c->d_k, c->d_v, r->attn || r->attn_mean, r->parallel.threads, 0,
+                           c->d_k, c->d_v, r->attn || r->attn_mean, r->parallel.threads,
+                           r->cache ? MHA__KV_CACHED : MHA__KV_SHARED,
                            mha__floats(r->batch, c->n_heads, r->seq, c->d_k),
                            mha__floats(r->batch, c->n_heads, r->seq, c->d_v), scratch);
     if (need & MHA__WORK)
@@ -2817,7 +3025,7 @@ static void mha__project_all(const mha_layer *layer, const mha_args *r, const mh
     ptrdiff_t seq[3];
     int i, j, n;
     in[0] = r->x, in[1] = r->source, in[2] = r->source_v;
-    seq[0] = r->seq, seq[1] = seq[2] = r->source_seq;
+    seq[0] = r->seq, seq[1] = seq[2] = r->cache ? r->seq : r->source_seq;
     for (i = 0; i < 3; i = j) {
         const mha__matrix *mat[3];
         mha__place place[3];
@@ -2870,6 +3078,7 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
     void *owned;
     char *ws;
     float *q, *o;
+    int i;
     mha_status st =
         mha__args_resolve(&w, layer, args, &r, &plan, MHA__X | MHA__Y | MHA__WORK);
     if (st != MHA_OK || r.batch == 0 || r.seq == 0) return st;
@@ -2891,8 +3100,14 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
     job.scale = (float)((double)c->scale * MHA__LOG2E);
     job.q = q;
     job.q_stride = mha__stride_or(job.q_stride, job.heads, job.seq, job.d_k);
-    job.k = mha__place_keys((float *)(void *)(ws + plan.k), job.kv_heads, job.keys, job.d_k);
-    job.v = mha__place_values((float *)(void *)(ws + plan.v), job.kv_heads, job.keys, job.d_v);
+    if (r.cache) {
+        job.k = mha__place_keys(r.cache->k, job.kv_heads, r.cache->capacity, job.d_k);
+        job.v = mha__place_values(r.cache->v, job.kv_heads, r.cache->capacity, job.d_v);
+        job.k.past = job.v.past = r.cache->length;
+    } else {
+        job.k = mha__place_keys((float *)(void *)(ws + plan.k), job.kv_heads, job.keys, job.d_k);
+        job.v = mha__place_values((float *)(void *)(ws + plan.v), job.kv_heads, job.keys, job.d_v);
+    }
     job.o = o;
     job.o_stride = mha__stride_make(job.seq * job.heads * job.d_v, job.d_v, job.heads * job.d_v);
     job.mask = r.mask;
@@ -2910,6 +3125,7 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
     mha__project_all(layer, &r, to, ws + plan.scratch, plan.lane);
     mha__attend(&job, &r.parallel, ws + plan.scratch, plan.lane);
     mha__project_o(layer, &r, o, ws + plan.scratch, plan.lane);
+    for (i = 0; r.cache && i < r.batch; i++) r.cache->length[i] += r.seq;
     mha__close(owned);
     return MHA_OK;
 }
@@ -2929,6 +3145,7 @@ MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args,
     mha_status st = mha__args_resolve(&w, layer, args, &r, &plan, MHA__X | MHA__WORK);
     if (st != MHA_OK) return st;
     c = &layer->cfg;
+    if (r.cache) return MHA_ERR_CONFLICT; /* a stage does not append */
     if ((st = mha__check_tensor(&w, "q", q, 0, r.batch, r.seq, c->n_heads, c->d_k)) ||
         (st = mha__check_tensor(&w, "k", k, 0, r.batch, r.source_seq, c->n_kv_heads, c->d_k)) ||
         (st = mha__check_tensor(&w, "v", v, 0, r.batch, r.source_seq, c->n_kv_heads, c->d_v)))

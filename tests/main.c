@@ -5,6 +5,7 @@
 #include "test.h"
 
 SUITE_EXTERN(errors_suite);
+SUITE_EXTERN(cache_suite);
 SUITE_EXTERN(edges_suite);
 SUITE_EXTERN(stages_suite);
 SUITE_EXTERN(golden_suite);
@@ -37,6 +38,7 @@ int main(int argc, char **argv)
     RUN_SUITE(golden_suite);
     RUN_SUITE(props_suite);
     RUN_SUITE(random_suite);
+    RUN_SUITE(cache_suite);
     RUN_SUITE(memory_suite);
     RUN_SUITE(threads_suite);
     GREATEST_MAIN_END();
