@@ -11,11 +11,11 @@ GREATEST =
 SEED =
 CASES =
 
-# Arguments of the programs that make run and make bench start.
+# Arguments of the programs that make run, make bench and make bench-peers start.
 ARGS =
 BENCH_ARGS =
 
-FORMATTED = mha.h examples/*.c tests/*.c tests/*.h tests/standin/*.h
+FORMATTED = mha.h examples/*.c tests/*.c tests/*.h tests/peers/*.c tests/standin/*.h
 
 # What the scripts in tests/ take from here.
 ENV = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LDFLAGS='$(LDFLAGS)' \
@@ -39,11 +39,13 @@ examples: ## build and run every example
 	    $(CC) $(CFLAGS) -Wall -Wextra -o $$exe $$f $(LDFLAGS) -lm -pthread; $$exe; \
 	done
 
-bench: ## measure speed; BENCH_ARGS="..."
-	@test -f tests/bench.c || { echo "make bench: there is no tests/bench.c here"; exit 1; }
+bench: ## measure speed; BENCH_ARGS="--help" for more
 	@mkdir -p build
-	$(CC) -O2 -o build/bench tests/bench.c $(LDFLAGS) -lm -pthread
+	@$(CC) -O2 -DBENCH_FLAGS='"-O2"' -o build/bench tests/bench.c $(LDFLAGS) -lm -pthread
 	@build/bench $(BENCH_ARGS)
+
+bench-peers: ## measure OpenBLAS, ONNX Runtime and PyTorch too; BENCH_ARGS="--help"
+	@CC='$(CC)' sh tests/peers/run.sh $(BENCH_ARGS)
 
 check: ## all that CI runs: test, warnings, sanitize, format, examples, install
 	@$(ENV) sh tests/check.sh
@@ -74,4 +76,4 @@ install: ## copy mha.h and mha.pc to PREFIX (default /usr/local)
 clean: ## remove build/
 	rm -rf build
 
-.PHONY: help run test examples bench check warnings sanitize format format-check greatest install clean
+.PHONY: help run test examples bench bench-peers check warnings sanitize format format-check greatest install clean

@@ -917,6 +917,7 @@ MHA__INLINE MHA__AVX2 __m256 mha__exp2_avx2(__m256 x)
 static MHA__AVX2 void mha__softmax_avx2(int m, int np, float *s, float *top, float *sum,
                                         float *alpha)
 {
+    float was[8] = {0}, hi[8], total[8];
     int p, i;
     for (i = 0; i < m; i++) {
         float *row = s + i * MHA__NR;
@@ -945,9 +946,15 @@ static MHA__AVX2 void mha__softmax_avx2(int m, int np, float *s, float *top, flo
         t = _mm_add_ps(_mm256_castps256_ps128(t0), _mm256_extractf128_ps(t0, 1));
         t = _mm_add_ps(t, _mm_movehl_ps(t, t));
         t = _mm_add_ss(t, _mm_movehdup_ps(t));
-        alpha[i] = mha__exp2(top[i] - _mm_cvtss_f32(h));
-        top[i] = _mm_cvtss_f32(h);
-        sum[i] = sum[i] * alpha[i] + _mm_cvtss_f32(t);
+        hi[i] = _mm_cvtss_f32(h);
+        was[i] = top[i] - hi[i];
+        total[i] = _mm_cvtss_f32(t);
+    }
+    _mm256_storeu_ps(was, mha__exp2_avx2(_mm256_loadu_ps(was)));
+    for (i = 0; i < m; i++) {
+        top[i] = hi[i];
+        alpha[i] = was[i];
+        sum[i] = sum[i] * was[i] + total[i];
     }
 }
 
@@ -1084,16 +1091,16 @@ MHA__INLINE MHA__AVX512 __m512 mha__exp2_avx512(__m512 x)
 static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top, float *sum,
                                             float *alpha)
 {
+    float was[8] = {0}, hi[8], total[8];
     int p, i;
     for (i = 0; i < m; i++) {
-        float *row = s + i * MHA__NR, hi;
+        float *row = s + i * MHA__NR;
         __m512 h = _mm512_set1_ps(top[i]), t = _mm512_setzero_ps();
         __m256 t8;
         __m128 t4;
         for (p = 0; p < np; p++)
             h = _mm512_max_ps(_mm512_loadu_ps(row + p * MHA__AVX512_MR * MHA__NR), h);
-        hi = _mm512_reduce_max_ps(h);
-        h = _mm512_set1_ps(hi);
+        h = _mm512_set1_ps(_mm512_reduce_max_ps(h));
         for (p = 0; p < np; p++) {
             float *at = row + p * MHA__AVX512_MR * MHA__NR;
             __m512 e = mha__exp2_avx512(_mm512_sub_ps(_mm512_loadu_ps(at), h));
@@ -1104,9 +1111,15 @@ static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top,
         t4 = _mm_add_ps(_mm256_castps256_ps128(t8), _mm256_extractf128_ps(t8, 1));
         t4 = _mm_add_ps(t4, _mm_movehl_ps(t4, t4));
         t4 = _mm_add_ss(t4, _mm_movehdup_ps(t4));
-        alpha[i] = mha__exp2(top[i] - hi);
-        top[i] = hi;
-        sum[i] = sum[i] * alpha[i] + _mm_cvtss_f32(t4);
+        hi[i] = _mm512_cvtss_f32(h);
+        was[i] = top[i] - hi[i];
+        total[i] = _mm_cvtss_f32(t4);
+    }
+    _mm256_storeu_ps(was, mha__exp2_avx2(_mm256_loadu_ps(was)));
+    for (i = 0; i < m; i++) {
+        top[i] = hi[i];
+        alpha[i] = was[i];
+        sum[i] = sum[i] * was[i] + total[i];
     }
 }
 
@@ -1539,19 +1552,25 @@ static void mha__project_store(const mha__project_job *job, int which, ptrdiff_t
 {
     const mha__matrix *mat = job->mat[which];
     const mha__place *to = &job->to[which];
-    ptrdiff_t mr = job->kern->mr, r, b = r0 / job->seq, t = r0 % job->seq, past;
+    ptrdiff_t mr = job->kern->mr, r, b = r0 / job->seq, t = r0 % job->seq, past, tile, n, h, col;
+    const float *row[MHA__NR];
     int q, m, i;
     for (r = 0; r < rows; r += m, t += m) {
         if (t == job->seq) b++, t = 0;
         past = to->past ? to->past[b] : 0;
         m = (int)mha__min(mha__min(MHA__NR - (past + t) % MHA__NR, job->seq - t), rows - r);
+        for (i = 0, tile = r / mr, n = r % mr; i < m; i++, n++) {
+            if (n == mr) n = 0, tile++;
+            row[i] = c + tile * ctile + n * MHA__NR;
+        }
+        h = p / mat->head_panels;
+        col = p % mat->head_panels * MHA__NR;
         for (q = 0; q < np; q++) {
-            ptrdiff_t h = (p + q) / mat->head_panels, col = (p + q) % mat->head_panels * MHA__NR;
-            const float *row[MHA__NR];
-            for (i = 0; i < m; i++)
-                row[i] = c + (r + i) / mr * ctile + (q * mr + (r + i) % mr) * MHA__NR;
             mha__store(job->kern, to, b, h, past + t, m, col, mat->d, row,
                        mat->b + (p + q) * MHA__NR);
+            for (i = 0; i < m; i++) row[i] += mr * MHA__NR;
+            col += MHA__NR;
+            if (col >= mat->d) col = 0, h++;
         }
     }
 }
@@ -1571,9 +1590,10 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t i, p, k0, base = 0;
     int which, np, kn, m;
 
-    for (i = 0; i < rows; i++)
-        mha__tile_row(a + i / kern->mr * tile, kern->mr, (int)(i % kern->mr), job->k,
-                      job->x + (r0 + i) * job->k, 1.0f);
+    for (i = 0; i < tiles; i++)
+        for (m = 0; m < kern->mr && i * kern->mr + m < rows; m++)
+            mha__tile_row(a + i * tile, kern->mr, m, job->k,
+                          job->x + (r0 + i * kern->mr + m) * job->k, 1.0f);
 
     for (which = 0; which < job->n; which++) {
         const mha__matrix *mat = job->mat[which];
@@ -1663,9 +1683,12 @@ typedef struct mha__attend_job {
     ptrdiff_t kv_at;          /* floats of a lane's scratch before its k and v */
 } mha__attend_job;
 
-/* A row of a tile of scores: which query it is, and how many of the first keys it may see. */
+/* A row of a tile of scores. */
 typedef struct mha__row {
-    ptrdiff_t head, query, visible;
+    ptrdiff_t head, query;
+    ptrdiff_t visible; /* how many of the first keys it may see, masks aside */
+    int seen;          /* 1 once it has seen a key */
+    int started;       /* of the first row of a tile: 1 once the tile's o holds something */
 } mha__row;
 
 /* How many of the first keys query i of batch element b may see, masks aside. */
@@ -1770,7 +1793,7 @@ static ptrdiff_t mha__unit_queries(const mha__kernels *kern, ptrdiff_t group, pt
     return mha__min(mha__div_up(n, kern->mr) * kern->mr, most);
 }
 
-/* scratch of a lane: q and o of a unit as tiles, one tile of scores, four numbers and a mha__row
+/* scratch of a lane: q and o of a unit as tiles, one tile of scores, two numbers and a mha__row
    a row; then k and v packed, when local: of a block if a unit is all queries, else of all keys */
 static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptrdiff_t seq,
                                   ptrdiff_t keys, ptrdiff_t d_k, ptrdiff_t d_v, int local,
@@ -1782,7 +1805,8 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
     mha__take(&bytes, mha__floats(kern->mr, MHA__KEYS, 1, 1));
     mha__take(&bytes, mha__floats(rows, mha__div_up(d_k, MHA__NR), MHA__NR, 1));
     mha__take(&bytes, mha__floats(rows, mha__div_up(d_v, MHA__NR), MHA__NR, 1));
-    mha__take(&bytes, mha__add(mha__floats(rows, 4, 1, 1), mha__mul((size_t)rows, sizeof(mha__row))));
+    mha__take(&bytes, mha__floats(rows, 2, 1, 1));
+    mha__take(&bytes, mha__mul((size_t)rows, sizeof(mha__row)));
     if (queries >= seq && keys > MHA__KEYS) keys = MHA__KEYS;
     *kv_at = bytes;
     if (local) {
@@ -1802,54 +1826,40 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
 
 #define MHA__CAREFUL (1.0f / 16.0f)
 
-/* As kern->softmax, for scores in units of 1 / MHA__CAREFUL. */
-static void mha__careful_softmax(const mha__kernels *kern, int m, int np, float *s, float *top,
-                                 float *sum, float *alpha)
+/* kern->softmax and kern->gemm of one tile, o = alpha * o + softmax(s) v, over n keys. */
+static void mha__careful_step(const mha__kernels *kern, int m, int n, int panels, float *s,
+                              const float *v, ptrdiff_t v_panel, float *o, float *top, float *sum)
 {
-    int i, p, j;
+    int np = (n + MHA__NR - 1) / MHA__NR, mr = kern->mr, i, j;
     for (i = 0; i < m; i++) {
-        float hi = top[i], zero = 0.0f, total = 0.0f, unused;
-        for (p = 0; p < np; p++)
-            for (j = 0; j < MHA__NR; j++) {
-                float x = s[(p * kern->mr + i) * MHA__NR + j];
-                hi = x > hi ? x : hi;
-            }
-        for (p = 0; p < np; p++)
-            for (j = 0; j < MHA__NR; j++) {
-                float *x = s + (p * kern->mr + i) * MHA__NR + j;
-                *x = (*x - hi) / MHA__CAREFUL;
-            }
-        kern->softmax(1, np, s + i * MHA__NR, &zero, &total, &unused);
-        alpha[i] = mha__exp2((top[i] - hi) / MHA__CAREFUL);
-        sum[i] = sum[i] * alpha[i] + total;
+        float hi = top[i], was, alpha;
+        unsigned char excluded[MHA__KEYS];
+        for (j = 0; j < np * MHA__NR; j++) {
+            float x = s[(j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR];
+            excluded[j] = mha__bits(x) == MHA__NINF;
+            hi = x > hi ? x : hi;
+        }
+        for (j = 0; j < np * MHA__NR; j++) {
+            float *x = s + (j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR;
+            *x = (*x - hi) / MHA__CAREFUL;
+        }
+        was = (top[i] - hi) / MHA__CAREFUL;
+        kern->softmax(1, np, s + i * MHA__NR, &was, sum + i, &alpha);
         top[i] = hi;
-    }
-}
-
-/* o tile = alpha * o + p tile * v, each value only for the rows that see it. */
-static void mha__careful_pv(const mha__attend_job *job, int m, int n,
-                            const unsigned char *excluded, const float *p, const float *v,
-                            ptrdiff_t v_panel, float *o, const float *alpha)
-{
-    const mha__kernels *kern = job->kern;
-    int panels = (int)mha__div_up(job->d_v, MHA__NR), i, j;
-    for (i = 0; i < m; i++) {
-        kern->gemm(1, panels, 0, p, v, 0, o + i * MHA__NR, alpha + i);
+        kern->gemm(1, panels, 0, s, v, 0, o + i * MHA__NR, &alpha);
         for (j = 0; j < n; j++)
-            if (!excluded[i * MHA__KEYS + j])
-                kern->gemm(1, panels, 1,
-                           p + (j / MHA__NR * kern->mr + i) * MHA__NR + j % MHA__NR,
+            if (!excluded[j])
+                kern->gemm(1, panels, 1, s + (j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR,
                            v + (ptrdiff_t)j * MHA__NR, v_panel, o + i * MHA__NR, mha__ones);
     }
 }
 
 /* Scores of a tile of m rows against a block of keys from j0 on, at k, masked. rows: what they
-   are; unit: 1, or MHA__CAREFUL. seen[i] is set to 1 where a row sees a key here, and
-   *masked if any row does not see them all. Returns how many of these keys the rows see at most;
-   0: none. */
-static int mha__scores(const mha__attend_job *job, ptrdiff_t b, const mha__row *rows, int m,
+   are; unit: 1, or MHA__CAREFUL. Sets *masked if any row does not see all of these keys. Returns
+   how many of them the rows see at most; 0: none. */
+static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, int m,
                        ptrdiff_t j0, float unit, const float *q, const float *k, float *s,
-                       float *seen, int *masked)
+                       int *masked)
 {
     const mha__kernels *kern = job->kern;
     ptrdiff_t most = 0, least = MHA__KEYS, n;
@@ -1863,122 +1873,176 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, const mha__row *
     np = (int)mha__div_up(most, MHA__NR);
     kern->gemm(m, np, (int)job->d_k, q, k, job->k.t_hi, s, NULL);
     if (least == np * MHA__NR && !job->mask.allow && !job->mask.bias) {
-        for (i = 0; i < m; i++) seen[i] = 1.0f;
+        for (i = 0; i < m; i++) rows[i].seen = 1;
         return (int)most;
     }
     *masked = 1;
     for (i = 0; i < m; i++) {
         n = mha__min(rows[i].visible - j0, MHA__KEYS);
         if (mha__mask_row(job, b, rows[i].head, rows[i].query, j0, n, np, unit, s + i * MHA__NR)) {
-            seen[i] = 1.0f;
-            any = 1;
+            rows[i].seen = any = 1;
         }
     }
     return any ? (int)most : 0;
 }
 
-/* One unit: the queries i0 .. of all heads that share kv head g of batch element b. Rows of
-   several heads stand in one tile, so that k and v are read once for the group.
-   k, v: that head, packed; with lazy, room for one block, which is packed here as it is needed.
-   Returns 0 if it must be done again the careful way; then nothing was written. */
-static int mha__attend_tile(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t i0,
-                            const mha__place *k, const mha__place *v, int lazy, float *scratch,
-                            int careful)
+/* ---- a unit: some queries of all heads that share a kv head ----
+
+   Rows of several heads stand in one tile, so that k and v are read once for the group. */
+
+typedef struct mha__unit {
+    const mha__attend_job *job;
+    ptrdiff_t b, g, i0, queries, rows;
+    ptrdiff_t qtile, otile; /* floats a tile */
+    float *s, *q, *o, *top, *sum;
+    mha__row *row;
+    float unit; /* of scores */
+    int careful, masked;
+} mha__unit;
+
+/* Lays out the scratch, packs q. */
+static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g,
+                            ptrdiff_t i0, float *scratch, int careful)
 {
+    ptrdiff_t group = job->heads / job->kv_heads, mr = job->kern->mr, tiles, r, h, i, n;
+    u->job = job;
+    u->b = b;
+    u->g = g;
+    u->i0 = i0;
+    u->queries = mha__min(job->queries, job->seq - i0);
+    u->rows = group * u->queries;
+    u->careful = careful;
+    u->unit = careful ? MHA__CAREFUL : 1.0f;
+    u->masked = 0;
+    tiles = mha__div_up(u->rows, mr);
+    u->qtile = mha__tile_floats(job->kern->mr, job->d_k);
+    u->otile = mha__tile_floats(job->kern->mr, job->d_v);
+    u->s = scratch;
+    u->q = u->s + MHA__KEYS * mr;
+    u->o = u->q + tiles * u->qtile;
+    u->top = u->o + tiles * u->otile;
+    u->sum = u->top + tiles * mr;
+    u->row = (mha__row *)(void *)(u->top + mha__div_up(2 * tiles * mr, MHA__NR) * MHA__NR);
+    if (careful) memset(u->o, 0, (size_t)(tiles * u->otile) * sizeof(float));
+    for (r = h = 0, n = 0; h < group; h++) {
+        const float *from = job->q + b * job->q_stride.batch + (g * group + h) * job->q_stride.head;
+        for (i = i0; i < i0 + u->queries; i++, r++) {
+            const float *src = from + i * job->q_stride.seq;
+            if (n == mr) n = 0;
+            if (i + 8 < i0 + u->queries) MHA__PREFETCH(src + 8 * job->q_stride.seq);
+            mha__tile_row(u->q + (r - n) * (u->qtile / mr), job->kern->mr, (int)n, job->d_k, src,
+                          job->scale * u->unit);
+            u->row[r].head = g * group + h;
+            u->row[r].query = i;
+            u->row[r].visible = mha__visible(job, b, i);
+            u->row[r].seen = 0;
+            u->row[r].started = careful;
+            u->top[r] = -FLT_MAX;
+            u->sum[r] = 0.0f;
+            n++;
+        }
+    }
+}
+
+/* One block of keys from j0 on, for all tiles. */
+static void mha__unit_block(mha__unit *u, ptrdiff_t j0, const float *k, const float *v,
+                            ptrdiff_t v_panel)
+{
+    const mha__attend_job *job = u->job;
     const mha__kernels *kern = job->kern;
-    ptrdiff_t group = job->heads / job->kv_heads, mr = kern->mr;
-    ptrdiff_t queries = mha__min(job->queries, job->seq - i0);
-    ptrdiff_t rows = group * queries, tiles = mha__div_up(rows, mr), cap = tiles * mr;
-    ptrdiff_t qtile = mha__tile_floats(kern->mr, job->d_k);
-    ptrdiff_t otile = mha__tile_floats(kern->mr, job->d_v);
-    int panels = (int)mha__div_up(job->d_v, MHA__NR), masked = 0;
-    float *s = scratch, *q = s + MHA__KEYS * mr, *o = q + tiles * qtile, *top = o + tiles * otile;
-    float *sum = top + cap, *seen = sum + cap, *started = seen + cap;
-    mha__row *row = (mha__row *)(void *)(started + cap); /* 16-byte aligned */
-    float unit = careful ? MHA__CAREFUL : 1.0f;
-    ptrdiff_t r, t, c, j0, end = mha__visible(job, b, i0 + queries - 1);
-
-    for (r = 0; r < rows; r++) {
-        ptrdiff_t h = g * group + r / queries, i = i0 + r % queries;
-        const float *src = job->q + b * job->q_stride.batch + h * job->q_stride.head +
-                           i * job->q_stride.seq;
-        mha__tile_row(q + r / mr * qtile, kern->mr, (int)(r % mr), job->d_k, src,
-                      job->scale * unit);
-        row[r].head = h;
-        row[r].query = i;
-        row[r].visible = mha__visible(job, b, i);
-        top[r] = -FLT_MAX;
-        sum[r] = 0.0f;
-        seen[r] = 0.0f;
-    }
-    for (t = 0; t < tiles; t++) started[t] = 0.0f;
-    if (careful) {
-        memset(o, 0, (size_t)(tiles * otile) * sizeof(float));
-        for (t = 0; t < tiles; t++) started[t] = 1.0f;
-    }
-
-    for (j0 = 0; j0 < end; j0 += MHA__KEYS) {
-        const float *kb = k->data, *vb = v->data;
-        if (lazy) {
-            mha__pack_kv(job, b, g, j0, mha__min(j0 + MHA__KEYS, end), k, v, j0);
-        } else {
-            kb += j0 / MHA__NR * k->t_hi;
-            vb += j0 * MHA__NR;
+    int panels = (int)mha__div_up(job->d_v, MHA__NR), m, n, np;
+    float *q = u->q, *o = u->o, alpha[MHA__MR_MAX];
+    ptrdiff_t r;
+    for (r = 0; r < u->rows; r += m, q += u->qtile, o += u->otile) {
+        mha__row *row = u->row + r;
+        m = (int)mha__min(kern->mr, u->rows - r);
+        n = mha__scores(job, u->b, row, m, j0, u->unit, q, k, u->s, &u->masked);
+        if (n == 0) continue;
+        np = (n + MHA__NR - 1) / MHA__NR;
+        if (u->careful) {
+            mha__careful_step(kern, m, n, panels, u->s, v, v_panel, o, u->top + r, u->sum + r);
+            continue;
         }
-        for (t = 0; t < tiles; t++) {
-            float alpha[MHA__MR_MAX];
-            unsigned char excluded[MHA__MR_MAX * MHA__KEYS];
-            int m = (int)mha__min(mr, rows - t * mr), i, n, j;
-            n = mha__scores(job, b, row + t * mr, m, j0, unit, q + t * qtile, kb, s,
-                            seen + t * mr, &masked);
-            if (n == 0) continue;
-            if (careful) {
-                for (i = 0; i < m; i++)
-                    for (j = 0; j < n; j++)
-                        excluded[i * MHA__KEYS + j] =
-                            mha__bits(s[(j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR]) ==
-                            MHA__NINF;
-                mha__careful_softmax(kern, m, (int)mha__div_up(n, MHA__NR), s, top + t * mr,
-                                     sum + t * mr, alpha);
-                mha__careful_pv(job, m, n, excluded, s, vb, v->c_hi, o + t * otile, alpha);
-            } else {
-                kern->softmax(m, (int)mha__div_up(n, MHA__NR), s, top + t * mr, sum + t * mr,
-                              alpha);
-                kern->gemm(m, panels, n, s, vb, v->c_hi, o + t * otile,
-                           started[t] > 0.0f ? alpha : NULL);
-            }
-            started[t] = 1.0f;
-        }
+        kern->softmax(m, np, u->s, u->top + r, u->sum + r, alpha);
+        kern->gemm(m, panels, n, u->s, v, v_panel, o, row->started ? alpha : NULL);
+        row->started = 1;
     }
+}
 
-    for (r = 0; r < rows && !careful; r++) {
-        const float *from = o + r / mr * otile + r % mr * MHA__NR;
-        if (!(seen[r] > 0.0f)) continue;
-        if (!mha__is_finite(sum[r]) || !(sum[r] > 0.0f)) return 0;
-        for (c = 0; c < job->d_v && masked; c++)
-            if (!mha__is_finite(from[c / MHA__NR * mr * MHA__NR + c % MHA__NR])) return 0;
-    }
-
-    for (r = 0; r < rows; r++) {
-        ptrdiff_t h = row[r].head, i = row[r].query;
-        ptrdiff_t at = (b * job->heads + h) * job->seq + i;
-        float *to = job->o + b * job->o_stride.batch + h * job->o_stride.head +
-                    i * job->o_stride.seq;
-        const float *from = o + r / mr * otile + r % mr * MHA__NR;
-        int any = seen[r] > 0.0f;
-        float inv = any ? 1.0f / sum[r] : 0.0f;
-        for (c = 0; c + MHA__NR <= job->d_v; c += MHA__NR, from += mr * MHA__NR)
-            mha__copy16(to + c, any ? from : mha__zeros, inv, mha__zeros);
-        for (; c < job->d_v; c++) to[c] = any ? from[c % MHA__NR] * inv : 0.0f;
-        if (job->top) {
-            job->top[at] = top[r] * (MHA__CAREFUL / unit);
-            job->inv[at] = inv;
-        }
-        if (job->lse)
-            job->lse[at] = any ? (float)((double)top[r] / (double)unit * MHA__LN2 + log((double)sum[r]))
-                               : mha__float(MHA__NINF);
+/* Whether the results stand, or the unit must be done again the careful way. */
+static int mha__unit_good(const mha__unit *u)
+{
+    ptrdiff_t mr = u->job->kern->mr, r, n, c;
+    const float *o = u->o;
+    for (r = n = 0; r < u->rows; r++, n++) {
+        if (n == mr) n = 0, o += u->otile;
+        if (!u->row[r].seen) continue;
+        if (!mha__is_finite(u->sum[r]) || !(u->sum[r] > 0.0f)) return 0;
+        for (c = 0; c < u->job->d_v && u->masked; c++)
+            if (!mha__is_finite(o[(c / MHA__NR * mr + n) * MHA__NR + c % MHA__NR])) return 0;
     }
     return 1;
+}
+
+static void mha__unit_end(const mha__unit *u)
+{
+    const mha__attend_job *job = u->job;
+    ptrdiff_t mr = job->kern->mr, r, n, c;
+    const float *o = u->o;
+    for (r = n = 0; r < u->rows; r++, n++) {
+        ptrdiff_t h = u->row[r].head, i = u->row[r].query;
+        ptrdiff_t at = (u->b * job->heads + h) * job->seq + i;
+        float *to = job->o + u->b * job->o_stride.batch + h * job->o_stride.head +
+                    i * job->o_stride.seq;
+        float inv = u->row[r].seen ? 1.0f / u->sum[r] : 0.0f;
+        const float *from;
+        if (n == mr) n = 0, o += u->otile;
+        from = o + n * MHA__NR;
+        if (!u->row[r].seen)
+            memset(to, 0, (size_t)job->d_v * sizeof(float));
+        else
+            for (c = 0; c < job->d_v; c += MHA__NR, from += mr * MHA__NR) {
+                if (job->d_v - c >= MHA__NR) {
+                    mha__copy16(to + c, from, inv, mha__zeros);
+                } else {
+                    int j;
+                    for (j = 0; j < job->d_v - c; j++) to[c + j] = from[j] * inv;
+                }
+            }
+        if (job->top) {
+            job->top[at] = u->top[r] * (MHA__CAREFUL / u->unit);
+            job->inv[at] = inv;
+        }
+        if (job->lse) {
+            double top = (double)u->top[r] / (double)u->unit;
+            job->lse[at] = u->row[r].seen ? (float)(top * MHA__LN2 + log((double)u->sum[r]))
+                                          : mha__float(MHA__NINF);
+        }
+    }
+}
+
+/* Queries i0 .. of kv head g of batch element b. k, v: that head, packed; with lazy, room for one
+   block, which is packed here as it is needed. */
+static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t i0,
+                              const mha__place *k, const mha__place *v, int lazy, float *scratch)
+{
+    ptrdiff_t j0, end = mha__visible(job, b, mha__min(i0 + job->queries, job->seq) - 1);
+    mha__unit u;
+    int careful;
+    for (careful = 0; careful < 2; careful++) {
+        mha__unit_begin(&u, job, b, g, i0, scratch, careful);
+        for (j0 = 0; j0 < end; j0 += MHA__KEYS) {
+            if (lazy) {
+                mha__pack_kv(job, b, g, j0, mha__min(j0 + MHA__KEYS, end), k, v, j0);
+                mha__unit_block(&u, j0, k->data, v->data, v->c_hi);
+            } else {
+                mha__unit_block(&u, j0, k->data + j0 / MHA__NR * k->t_hi, v->data + j0 * MHA__NR,
+                                v->c_hi);
+            }
+        }
+        if (careful || mha__unit_good(&u)) break;
+    }
+    mha__unit_end(&u);
 }
 
 static void mha__attend_unit(const void *arg, ptrdiff_t unit, float *scratch)
@@ -1989,15 +2053,14 @@ static void mha__attend_unit(const void *arg, ptrdiff_t unit, float *scratch)
     mha__place k = job->k, v = job->v;
     k.data += b * k.batch + g * k.head;
     v.data += b * v.batch + g * v.head;
-    if (!mha__attend_tile(job, b, g, tile * job->queries, &k, &v, 0, scratch, 0))
-        mha__attend_tile(job, b, g, tile * job->queries, &k, &v, 0, scratch, 1);
+    mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, 0, scratch);
 }
 
 /* The same where a lane packs k and v for itself. A unit: all queries of one kv head. */
 static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scratch)
 {
     const mha__attend_job *job = (const mha__attend_job *)arg;
-    ptrdiff_t b = unit / job->kv_heads, g = unit % job->kv_heads, tile, i0;
+    ptrdiff_t b = unit / job->kv_heads, g = unit % job->kv_heads, tile;
     int lazy = job->tiles == 1;
     ptrdiff_t keys = lazy ? mha__min(job->keys, MHA__KEYS) : job->keys;
     float *at = scratch + job->kv_at;
@@ -2005,11 +2068,8 @@ static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scrat
     at += (ptrdiff_t)((mha__keys_bytes(1, 1, keys, job->d_k) + 63) / 64 * (64 / sizeof(float)));
     v = mha__place_values(at, 1, keys, job->d_v);
     if (!lazy) mha__pack_kv(job, b, g, 0, mha__visible(job, b, job->seq - 1), &k, &v, 0);
-    for (tile = 0; tile < job->tiles; tile++) {
-        i0 = tile * job->queries;
-        if (!mha__attend_tile(job, b, g, i0, &k, &v, lazy, scratch, 0))
-            mha__attend_tile(job, b, g, i0, &k, &v, lazy, scratch, 1);
-    }
+    for (tile = 0; tile < job->tiles; tile++)
+        mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, lazy, scratch);
 }
 
 /* Attention weights on request, after mha__attend_unit left top and inv of every row: scores
@@ -2021,7 +2081,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t group = job->heads / job->kv_heads, mr = kern->mr, tiles = mha__div_up(job->seq, mr);
     ptrdiff_t b = unit / tiles, i0 = unit % tiles * mr, h, j, j0;
     int m = (int)mha__min(mr, job->seq - i0), i, n, masked = 0;
-    float *s = scratch, *q = s + MHA__KEYS * mr, seen[MHA__MR_MAX];
+    float *s = scratch, *q = s + MHA__KEYS * mr;
     float mean = 1.0f / (float)job->heads;
     mha__row row[MHA__MR_MAX];
     for (h = 0; h < job->heads; h++) {
@@ -2038,7 +2098,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
         for (j0 = 0; j0 < job->keys; j0 += MHA__KEYS) {
             const float *k = job->k.data + b * job->k.batch + h / group * job->k.head;
             n = mha__scores(job, b, row, m, j0, MHA__CAREFUL, q, k + j0 / MHA__NR * job->k.t_hi, s,
-                            seen, &masked);
+                            &masked);
             if (n) kern->weigh(m, (int)mha__div_up(n, MHA__NR), s, job->top + at, job->inv + at);
             for (i = 0; i < m; i++)
                 for (j = 0; j < mha__min(MHA__KEYS, job->keys - j0); j++) {

@@ -72,7 +72,7 @@ static const char *const parts[] = { "layer", "core" };
 
 typedef struct cell {
     const row *r;
-    char name[32]; /* of the row, with -hot or -cold */
+    char name[32];              /* of the row, with -hot or -cold */
     int part, state, isa, many; /* isa: index into isas; many: 0 = 1 thread, 1 = all */
     mha_layer *layer;
     mha_cache *cache;
@@ -98,6 +98,45 @@ static int n_cells;
 static int thread_count(int many)
 {
     return many ? threads_all : 1;
+}
+
+static const char *threads_text(int many)
+{
+    static char all[32];
+    if (!many) return "1 thread";
+    snprintf(all, sizeof all, "%d threads", threads_all);
+    return all;
+}
+
+static void cell_name(char *name, size_t size, const row *r, int state)
+{
+    static const char *const suffix[] = { "", "-hot", "-cold" };
+    snprintf(name, size, "%s%s", r->name, suffix[state]);
+}
+
+/* Rows asked for, by their names or with -hot or -cold; none: all. */
+enum { MAX_ONLY = 64 };
+static const char *only[MAX_ONLY];
+static int n_only;
+
+static int wanted(const row *r, int state)
+{
+    char name[32];
+    int i;
+    cell_name(name, sizeof name, r, state);
+    for (i = 0; i < n_only; i++)
+        if (strcmp(only[i], name) == 0 || strcmp(only[i], r->name) == 0) return 1;
+    return n_only == 0;
+}
+
+static int first_state(const row *r)
+{
+    return r->cached ? HOT : PLAIN;
+}
+
+static int last_state(const row *r)
+{
+    return r->cached ? COLD : PLAIN;
 }
 
 /* ---- small things --------------------------------------------------------------------------- */
@@ -171,8 +210,10 @@ static int ascending(const void *a, const void *b)
 #define EACH8(F, v) F(v, 0) F(v, 1) F(v, 2) F(v, 3) F(v, 4) F(v, 5) F(v, 6) F(v, 7)
 #define EACH12(F, v) EACH8(F, v) F(v, 8) F(v, 9) F(v, 10) F(v, 11)
 #define EACH24(F, v) \
-    EACH12(F, v) F(v, 12) F(v, 13) F(v, 14) F(v, 15) F(v, 16) F(v, 17) F(v, 18) F(v, 19) F(v, 20) \
-    F(v, 21) F(v, 22) F(v, 23)
+    EACH12(F, v) \
+    F(v, 12) \
+    F(v, 13) \
+    F(v, 14) F(v, 15) F(v, 16) F(v, 17) F(v, 18) F(v, 19) F(v, 20) F(v, 21) F(v, 22) F(v, 23)
 
 #define BEGIN(v, i) v a##i = v##_set((float)i * 0.01f);
 #define STEP(v, i) a##i = v##_fma(a##i, x, y);
@@ -240,7 +281,7 @@ CEILINGS(TARGET_("avx512f"), f16, 16, EACH12)
 #elif defined(ARM64)
 typedef float32x4_t n4;
 #define n4_set(x) vdupq_n_f32(x)
-#define n4_fma(a, x, y) vfmaq_f32(y, a, x)
+#define n4_fma(a, x, y) vfmaq_f32(a, x, y)
 #define n4_add(a, b) vaddq_f32(a, b)
 #define n4_load(p) vld1q_f32(p)
 #define n4_store(p, a) vst1q_f32(p, a)
@@ -266,13 +307,13 @@ typedef struct machine {
 
 static const machine machines[] = { /* best first */
 #ifdef X86
-    { MHA_ISA_AVX512, f16_burn, f16_read, 12 * 16 * 2 },
-    { MHA_ISA_AVX2, f8_burn, f8_read, 12 * 8 * 2 },
+                                    { MHA_ISA_AVX512, f16_burn, f16_read, 12 * 16 * 2 },
+                                    { MHA_ISA_AVX2, f8_burn, f8_read, 12 * 8 * 2 },
 #endif
 #ifdef ARM64
-    { MHA_ISA_NEON, n4_burn, n4_read, 24 * 4 * 2 },
+                                    { MHA_ISA_NEON, n4_burn, n4_read, 24 * 4 * 2 },
 #endif
-    { MHA_ISA_SCALAR, PORTABLE }
+                                    { MHA_ISA_SCALAR, PORTABLE }
 };
 
 static const machine *machine_of(mha_isa isa)
@@ -304,10 +345,8 @@ static void probe_task(void *arg, int index)
     while (i < p->threads && now() < until)
         if (p->here[i]) i++;
     p->begin[index] = now();
-    if (p->data)
-        p->m->read(p->data + share * (size_t)index, share, p->streams);
-    else
-        p->m->burn(p->n);
+    if (p->data) p->m->read(p->data + share * (size_t)index, share, p->streams);
+    else p->m->burn(p->n);
     p->end[index] = now();
 }
 
@@ -319,10 +358,8 @@ static double probe_run(probe *p, int many)
     int i;
     p->threads = thread_count(many);
     for (i = 0; i < p->threads; i++) p->here[i] = 0;
-    if (many)
-        par.parallel_for(par.ctx, p->threads, probe_task, p);
-    else
-        probe_task(p, 0);
+    if (many) par.parallel_for(par.ctx, p->threads, probe_task, p);
+    else probe_task(p, 0);
     begin = p->begin[0], end = p->end[0];
     for (i = 1; i < p->threads; i++) {
         if (p->begin[i] < begin) begin = p->begin[i];
@@ -336,18 +373,16 @@ static void raise_to(double *best, double x)
     if (x > *best) *best = x;
 }
 
-/* Raises peak[isa][many] to the best of some bursts of about a millisecond. */
-static void measure_peak(int isa, int many, int bursts)
+/* Raises peak[isa][many]. A burst is short, so that on a busy machine some are undisturbed. */
+static void measure_peak(int isa, int many)
 {
     static probe p;
     static long n[MAX_ISAS];
     p.m = machine_of(isas[isa]);
     for (p.n = 1000; !n[isa]; p.n *= 2)
-        if (probe_run(&p, 0) > 0.7e-3) n[isa] = p.n;
+        if (probe_run(&p, 0) > 0.2e-3) n[isa] = p.n;
     p.n = n[isa];
-    for (; bursts > 0; bursts--)
-        raise_to(&peak[isa][many],
-                 p.m->flop * (double)p.n * thread_count(many) / probe_run(&p, many));
+    raise_to(&peak[isa][many], p.m->flop * (double)p.n * thread_count(many) / probe_run(&p, many));
 }
 
 /* Bytes per second of one reading, with the widest loads there are. In one stream or in four:
@@ -384,15 +419,14 @@ static void make_big(void)
 
 /* Raises dram[many]. A window takes about as long as a decode call, since the best of many short
    times is not to be set against a long one; the next one starts where the last one stopped. */
-static void measure_dram(int many, int windows)
+static void measure_dram(int many, int streams)
 {
     static size_t at;
     size_t window = ((size_t)8 << 18) * (size_t)thread_count(many);
     if (window > big_count / 4) window = big_count / 4;
-    for (; windows > 0; windows--, at += window) {
-        if (at + window > big_count) at = 0;
-        raise_to(&dram[many], read_speed(big + at, window, many, windows % 2 ? 4 : 1));
-    }
+    if (at + window > big_count) at = 0;
+    raise_to(&dram[many], read_speed(big + at, window, many, streams));
+    at += window;
 }
 
 static void sweep(int many)
@@ -408,12 +442,10 @@ static void sweep(int many)
 static void fail(const cell *c, mha_status status)
 {
     char why[256] = "";
-    if (c->part == LAYER)
-        mha_forward_check(c->layer, &c->forward, why, sizeof why);
-    else
-        mha_sdpa_check(&c->sdpa, why, sizeof why);
-    die(1, "%s %s, %s, %d threads: %s", c->name, parts[c->part], mha_isa_name(isas[c->isa]),
-        thread_count(c->many), why[0] ? why : mha_strerror(status));
+    if (c->part == LAYER) mha_forward_check(c->layer, &c->forward, why, sizeof why);
+    else mha_sdpa_check(&c->sdpa, why, sizeof why);
+    die(1, "%s %s, %s, %s: %s", c->name, parts[c->part], mha_isa_name(isas[c->isa]),
+        threads_text(c->many), why[0] ? why : mha_strerror(status));
 }
 
 static void call(const cell *c)
@@ -468,11 +500,12 @@ static mha_layer *make_layer(const row *r, mha_isa isa, const mha_weights *w)
 
 static mha_cache *make_cache(const row *r, const mha_layer *layer)
 {
-    mha_cache *cache;
+    mha_cache *cache = NULL;
     mha_args a = { 0 };
     size_t n = (size_t)r->B * (size_t)r->cached * (size_t)r->D;
     float *x = (float *)malloc(n * sizeof *x);
-    mha_status status = x ? mha_cache_create(&cache, layer, r->B, r->cached + r->T) : MHA_ERR_MEMORY;
+    mha_status status =
+        x ? mha_cache_create(&cache, layer, r->B, r->cached + r->T) : MHA_ERR_MEMORY;
     if (status == MHA_OK) {
         fill(x, n, 1.0);
         a.batch = r->B;
@@ -513,10 +546,10 @@ static inputs make_inputs(const row *r)
 static void make_cell(cell *c, const row *r, const inputs *in, int part, int state, int isa,
                       int many)
 {
-    static const char *const suffix[] = { "", "-hot", "-cold" };
     mha_parallel parallel = mha_pool_parallel(many ? pool : NULL);
     mha_causal causal = r->causal ? MHA_CAUSAL : MHA_NOT_CAUSAL;
-    snprintf(c->name, sizeof c->name, "%s%s", r->name, suffix[state]);
+    memset(c, 0, sizeof *c);
+    cell_name(c->name, sizeof c->name, r, state);
     c->r = r;
     c->part = part;
     c->state = state;
@@ -558,32 +591,33 @@ static void make_cell(cell *c, const row *r, const inputs *in, int part, int sta
 /* The cells of a row, for every instruction set, part, state and number of threads. */
 static void make_row(const row *r)
 {
-    inputs in = make_inputs(r);
-    size_t D = (size_t)r->D, wide = D + 2 * D / (size_t)r->H * (size_t)r->G;
-    float *weights = (float *)malloc((D + 1) * (wide + D) * sizeof *weights);
+    inputs in;
+    size_t D = (size_t)r->D, wide = D + 2 * (D / (size_t)r->H) * (size_t)r->G;
+    float *weights;
     mha_layer *layer[MAX_ISAS];
     mha_cache *cache[MAX_ISAS] = { 0 };
     mha_weights w = { 0 };
     int part, state, isa, many;
+    if (!wanted(r, first_state(r)) && !wanted(r, last_state(r))) return;
+    in = make_inputs(r);
+    weights = (float *)malloc((D + 1) * (wide + D) * sizeof *weights);
     if (!weights) die(1, "no memory");
     fill(weights, (D + 1) * (wide + D), 1.0 / sqrt((double)D));
     w.qkv = weights;
-    w.out = weights + D * wide;
+    w.out = w.qkv + D * wide;
     if (r->bias) w.b_qkv = w.out + D * D, w.b_out = w.b_qkv + wide;
     for (isa = 0; isa < n_isas; isa++) {
         layer[isa] = make_layer(r, isas[isa], &w);
         if (r->cached) cache[isa] = make_cache(r, layer[isa]);
     }
     free(weights);
-    for (state = r->cached ? HOT : PLAIN; state <= (r->cached ? COLD : PLAIN); state++)
-        for (part = LAYER; part <= CORE; part++)
+    for (state = first_state(r); state <= last_state(r); state++)
+        for (part = LAYER; part <= CORE && wanted(r, state); part++)
             for (isa = 0; isa < n_isas; isa++)
                 for (many = 0; many < n_many; many++) {
-                    cell *c = &cells[n_cells];
+                    cell *c = &cells[n_cells++];
                     mha_status status;
-                    memset(c, 0, sizeof *c);
                     make_cell(c, r, &in, part, state, isa, many);
-                    if (!wanted(r->name) && !wanted(c->name)) continue;
                     if (part == LAYER) {
                         c->layer = layer[isa];
                         c->forward.cache = c->cache = cache[isa];
@@ -592,7 +626,6 @@ static void make_row(const row *r)
                         status = mha_sdpa_workspace_size(&c->sdpa, &c->bytes);
                     }
                     if (status != MHA_OK) fail(c, status);
-                    n_cells++;
                 }
 }
 
@@ -636,16 +669,17 @@ static double time_call(const cell *c)
     return (end - begin) / c->inner;
 }
 
-static void measure_ceiling(cell *c, int times)
+/* For about so many seconds. */
+static void measure_ceiling(cell *c, double seconds)
 {
-    int i;
-    if (c->state == PLAIN)
-        measure_peak(c->isa, c->many, times);
-    else if (c->state == COLD)
-        measure_dram(c->many, 2 * times);
-    else
-        for (i = 0; i <= times; i++)
-            raise_to(&c->ceiling, read_speed(big, (size_t)c->read / 4, c->many, i % 2 ? 4 : 1));
+    double begin = now();
+    int i = 0;
+    while (i < 4 || now() - begin < seconds) {
+        int streams = i++ % 2 ? 4 : 1;
+        if (c->state == PLAIN) measure_peak(c->isa, c->many);
+        else if (c->state == COLD) measure_dram(c->many, streams);
+        else raise_to(&c->ceiling, read_speed(big, (size_t)c->read / 4, c->many, streams));
+    }
 }
 
 /* Samples for about so many seconds, at least one. The first calls only warm up, unless they are
@@ -656,7 +690,7 @@ static void visit(cell *c, double seconds, double limit)
     size_t before = c->samples;
     int i, first = !c->inner, warm = c->state == HOT ? 3 : c->state == COLD ? 0 : 1;
     if (c->spent > limit && c->samples > 1) return;
-    measure_ceiling(c, 4);
+    measure_ceiling(c, seconds / 10);
     begin = now();
     if (first) c->inner = 1;
     for (i = 0; i < warm + first; i++) {
@@ -669,9 +703,11 @@ static void visit(cell *c, double seconds, double limit)
     if (first && c->state == PLAIN && t < 20e-6) c->inner = (int)(30e-6 / (t + 1e-8)) + 1;
     while (c->samples == before || now() - begin < seconds) add_sample(c, time_call(c));
     c->spent += now() - begin;
+    measure_ceiling(c, seconds / 10);
 }
 
-static void progress(const char *format, ...)
+/* One line that changes on a terminal; elsewhere only the lines that matter. */
+static void progress(int matters, const char *format, ...)
 {
     static int terminal = -1, length;
     va_list list;
@@ -681,63 +717,71 @@ static void progress(const char *format, ...)
 #else
     if (terminal < 0) terminal = isatty(fileno(stderr));
 #endif
-    if (!terminal && format[0] != '=') return;
+    if (!terminal && !matters) return;
     va_start(list, format);
-    if (terminal) fprintf(stderr, "\r");
-    n = vfprintf(stderr, format + (format[0] == '='), list);
+    n = vfprintf(stderr, format, list);
     va_end(list);
-    if (terminal) fprintf(stderr, "%*s", length > n ? length - n : 0, "");
-    if (!terminal) fprintf(stderr, "\n");
-    length = n;
+    if (terminal) fprintf(stderr, "%*s\r", length > n ? length - n : 0, "");
+    else fprintf(stderr, "\n");
     fflush(stderr);
+    length = n;
 }
 
 static void measure(int rounds, double seconds)
 {
     double begin = now();
-    int round, i, many;
-    for (many = 0; many < n_many; many++) {
-        for (i = 0; i < n_isas; i++) measure_peak(i, many, 50);
-        measure_dram(many, 64);
-    }
+    int round, i, isa, many;
+    cell *c;
+    progress(0, "peak and bandwidth");
+    for (many = 0; many < n_many; many++)
+        for (i = 0; i < 64; i++) {
+            for (isa = 0; isa < n_isas; isa++) measure_peak(isa, many);
+            measure_dram(many, i % 2 ? 4 : 1);
+        }
     for (round = 0; round < rounds; round++) {
-        progress("=round %d of %d, %.0f s", round + 1, rounds, now() - begin);
+        progress(1, "round %d of %d, %.0f s so far", round + 1, rounds, now() - begin);
         for (i = 0; i < n_cells; i++) {
-            cell *c = &cells[i];
-            progress("round %d of %d, %2.0f%%, %.0f s: %s %s, %s, %d thread%s", round + 1, rounds,
-                     100.0 * (round * n_cells + i) / (rounds * n_cells), now() - begin, c->name,
-                     parts[c->part], mha_isa_name(isas[c->isa]), thread_count(c->many),
-                     c->many ? "s" : "");
+            c = &cells[i];
+            progress(0, "round %d of %d, %.0f s so far: %s %s, %s, %s", round + 1, rounds,
+                     now() - begin, c->name, parts[c->part], mha_isa_name(isas[c->isa]),
+                     threads_text(c->many));
             visit(c, seconds, 3 * rounds * seconds);
         }
     }
-    progress("=done in %.0f s", now() - begin);
-    if (progress_line) fprintf(stderr, "\n");
-    for (i = 0; i < n_cells; i++) {
-        cell *c = &cells[i];
+    progress(0, "");
+    for (c = cells; c < cells + n_cells; c++) {
         qsort(c->sample, c->samples, sizeof *c->sample, ascending);
         c->best = c->sample[0];
         c->median = c->sample[c->samples / 2];
     }
 }
 
-/* ---- what it says ---------------------------------------------------------------------------------- */
+/* ---- what it says ------------------------------------------------------------------------------ */
+
+/* All threads can do at least what one can, also where a busy machine never let them show it. */
+static double ceiling(const cell *c)
+{
+    double own = c->state == PLAIN  ? peak[c->isa][c->many]
+                 : c->state == COLD ? dram[c->many]
+                                    : c->ceiling;
+    if (c->many) raise_to(&own, ceiling(c - 1));
+    return own;
+}
 
 static double fraction(const cell *c)
 {
-    if (c->state == PLAIN) return c->flop / c->best / peak[c->isa][c->many];
-    return c->read / c->best / (c->state == COLD ? dram[c->many] : c->ceiling);
+    return (c->state == PLAIN ? c->flop : c->read) / c->best / ceiling(c);
+}
+
+/* GFLOP/s, or GB/s of a decode step. */
+static double speed(const cell *c)
+{
+    return (c->state == PLAIN ? c->flop : c->read) / c->best * 1e-9;
 }
 
 static int is_overhead(const cell *c)
 {
     return strcmp(c->name, "overhead") == 0;
-}
-
-/* The same cell on all threads, or null. */
-static const cell *on_all_threads(const cell *c)
-{
-    return n_many > 1 ? c + 1 : NULL;
 }
 
 static const char *cpu_name(void)
@@ -753,25 +797,22 @@ static const char *cpu_name(void)
         break;
     }
     if (f) fclose(f);
-#ifdef X86
-    return name ? name : "x86-64";
+    if (name) return name;
+#if defined(X86)
+    return "x86-64";
 #elif defined(ARM64)
-    return name ? name : "aarch64";
+    return "aarch64";
 #else
-    return name ? name : "unknown CPU";
+    return "unknown CPU";
 #endif
 }
 
-static const char *compiler(void)
+static const char *compiler_name(void)
 {
 #if defined(__clang__)
     return __VERSION__;
 #elif defined(__GNUC__)
     return "gcc " __VERSION__;
-#elif defined(_MSC_VER)
-    static char text[32];
-    sprintf(text, "MSVC %d.%02d", _MSC_VER / 100, _MSC_VER % 100);
-    return text;
 #else
     return "unknown compiler";
 #endif
@@ -785,7 +826,20 @@ static const char *today(void)
     return text;
 }
 
-static void csv(void)
+/* "1 thread: FMA peak 104.2 GFLOP/s (avx2), DRAM read 19.7 GB/s" */
+static const char *ceilings(int many)
+{
+    static char text[256];
+    size_t n = (size_t)snprintf(text, sizeof text, "%s: FMA peak", threads_text(many));
+    int isa;
+    for (isa = 0; isa < n_isas; isa++)
+        n += (size_t)snprintf(text + n, sizeof text - n, " %.1f GFLOP/s (%s),",
+                              peak[isa][many] * 1e-9, mha_isa_name(isas[isa]));
+    snprintf(text + n, sizeof text - n, " DRAM read %.1f GB/s", dram[many] * 1e-9);
+    return text;
+}
+
+static void print_csv(void)
 {
     const cell *c;
     printf("row,part,threads,isa,ms_median,ms_best,gflops,fraction,bytes\n");
@@ -796,29 +850,333 @@ static void csv(void)
                    c->best * 1e3, c->flop / c->best * 1e-9, fraction(c), (double)c->bytes);
 }
 
-/* ---- as a table ------------------------------------------------------------------------------------ */
-
 static void print_ms(double seconds)
 {
     double ms = seconds * 1e3;
     printf(" %9.*f", ms < 1 ? 4 : ms < 100 ? 3 : 1, ms);
 }
 
-static void heading(const char *what)
+static void print_bytes(size_t bytes)
 {
-    printf("%-10s ", what);
+    double b = (double)bytes;
+    if (b < 1e6) printf(" %7.1f kB", b * 1e-3);
+    else printf(" %7.1f MB", b * 1e-6);
 }
 
-static void machine_lines(void)
+static void print_machine(void)
 {
-    int isa, many;
-    printf("mha.h %s\n", MHA_VERSION);
-    printf("machine    %s, %d thread%s\n", cpu_name(), threads_all, threads_all > 1 ? "s" : "");
-    printf("compiler   %s, %s\n", compiler(), BENCH_FLAGS);
-    printf("date       %s\n", today());
+    int many;
+    printf("mha.h %s, %s\n", MHA_VERSION, today());
+    printf("%s; %s, %s\n", cpu_name(), compiler_name(), BENCH_FLAGS);
+    for (many = 0; many < n_many; many++) printf("%s\n", ceilings(many));
+}
+
+/* One instruction set: a line per row and part, the threads beside each other. Decode has a table
+   of its own, since it is memory that limits it. */
+static void print_table(int decode)
+{
+    const cell *c;
+    int many, lines = 0;
+    for (c = cells; c < cells + n_cells; c += n_many) {
+        if ((c->state != PLAIN) != decode || is_overhead(c)) continue;
+        if (!lines++) {
+            printf("\n%-26s", "");
+            for (many = 0; many < n_many; many++) printf("   %-34s", threads_text(many));
+            printf("\n%-20s %-5s", "row", "part");
+            for (many = 0; many < n_many; many++)
+                printf("   ms median   ms best %7s  %7s", decode ? "GB/s" : "GFLOP/s",
+                       decode ? "of read" : "of peak");
+            printf("%s\n", n_many > 1 ? "    gain  workspace" : "  workspace");
+        }
+        printf("%-20s %-5s", c->name, parts[c->part]);
+        for (many = 0; many < n_many; many++) {
+            printf("  ");
+            print_ms(c[many].median);
+            print_ms(c[many].best);
+            printf(" %7.1f   %5.1f%%", speed(c + many), fraction(c + many) * 100);
+        }
+        if (n_many > 1) printf("  %5.2fx", c[0].best / c[1].best);
+        print_bytes(c[n_many - 1].bytes);
+        printf("\n");
+    }
+    if (lines && decode)
+        printf(
+            "\nof read: of the speed at which the weights, keys and values could at best be read.\n"
+            "-cold: from DRAM, %.0f MB of other memory having been read before each call.\n"
+            "-hot: the same call repeated; against a plain buffer of that size, read repeatedly.\n",
+            (double)sweep_count * 4 / 1048576.0);
+}
+
+/* Several instruction sets beside each other. */
+static void print_comparison(void)
+{
+    const cell *c;
+    int many, isa, lines = 0;
+    size_t pair = (size_t)(n_isas * n_many);
+    for (c = cells; c < cells + n_cells; c += pair)
+        for (many = 0; many < n_many && !is_overhead(c); many++) {
+            const cell *first = c + many;
+            if (!lines++) {
+                printf("\n%-20s %-5s %7s", "row", "part", "threads");
+                for (isa = 0; isa < n_isas; isa++) printf("   %-25s", mha_isa_name(isas[isa]));
+                printf("\n%-34s", "");
+                for (isa = 0; isa < n_isas; isa++) printf("     ms best ratio  fraction");
+                printf("\n");
+            }
+            printf("%-20s %-5s %7d", first->name, parts[first->part], thread_count(many));
+            for (isa = 0; isa < n_isas; isa++) {
+                const cell *it = first + isa * n_many;
+                printf("   ");
+                print_ms(it->best);
+                printf(" %5.2f   %6.1f%%", it->best / first->best, fraction(it) * 100);
+            }
+            printf("\n");
+        }
+    if (lines)
+        printf("\nratio: time against %s. fraction: of that instruction set's own FMA peak; of the "
+               "read\n"
+               "bandwidth for decode.\n",
+               mha_isa_name(isas[0]));
+}
+
+static void print_overhead(void)
+{
+    const cell *c;
+    int lines = 0;
+    for (c = cells; c < cells + n_cells; c++) {
+        if (!is_overhead(c)) continue;
+        if (!lines++)
+            printf("\noverhead of a call (B = 1, T = 1, D = 16, H = 1: next to no arithmetic)\n");
+        printf("  %-6s %-5s %-10s %6.3f us\n", mha_isa_name(isas[c->isa]), parts[c->part],
+               threads_text(c->many), c->best * 1e6);
+    }
+}
+
+/* ---- and draws --------------------------------------------------------------------------------- */
+
+enum { SVG_LEFT = 160, SVG_SCALE = 520, SVG_WIDTH = 830, SVG_BAR = 12, SVG_GAP = 10 };
+
+static void svg_text(FILE *f, int x, int y, const char *class_name, const char *format, ...)
+{
+    char text[512], *s;
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    fprintf(f, "<text x=\"%d\" y=\"%d\" class=\"%s\">", x, y, class_name);
+    for (s = text; *s; s++)
+        if (*s == '&' || *s == '<') fprintf(f, "&#%d;", *s);
+        else fputc(*s, f);
+    fprintf(f, "</text>\n");
+}
+
+/* The bars of one kind of row on one instruction set, from y down; gives the y below. With f null
+   only that. */
+static int svg_panel(FILE *f, int y, int isa, int decode)
+{
+    const cell *c, *end = cells + n_cells;
+    const char *name = "";
+    int bottom = y + 46, bars = 0, i;
+    for (c = cells; c < end; c++) {
+        if (c->isa != isa || (c->state != PLAIN) != decode || is_overhead(c)) continue;
+        bottom += SVG_BAR + (strcmp(name, c->name) != 0 ? SVG_GAP : 0);
+        name = c->name;
+        bars++;
+    }
+    if (!bars) return y;
+    if (!f) return bottom + 24;
+
+    if (decode)
+        svg_text(f, 16, y + 16, "b", "%s, decode of one token: share of read bandwidth",
+                 mha_isa_name(isas[isa]));
+    else svg_text(f, 16, y + 16, "b", "%s: share of FMA peak", mha_isa_name(isas[isa]));
+    for (i = 0; i <= 5; i++) {
+        int x = SVG_LEFT + i * SVG_SCALE / 5;
+        fprintf(f, "<path d=\"M%d.5 %dV%d\" class=\"grid\"/>\n", x, y + 44, bottom + 6);
+        svg_text(f, x, y + 38, "dim mid", "%d %%", i * 20);
+    }
+    y += 46;
+    name = "";
+    for (c = cells; c < end; c++) {
+        double share = fraction(c);
+        if (c->isa != isa || (c->state != PLAIN) != decode || is_overhead(c)) continue;
+        if (strcmp(name, c->name) != 0) {
+            y += SVG_GAP;
+            name = c->name;
+            svg_text(f, SVG_LEFT - 10, y + SVG_BAR + 9, "end", "%s", name);
+        }
+        i = (int)((share < 1.03 ? share : 1.03) * SVG_SCALE + 0.5);
+        fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" class=\"s%d\"/>\n", SVG_LEFT,
+                y, i, SVG_BAR - 2, 2 * c->part + c->many);
+        svg_text(f, SVG_LEFT + i + 6, y + 9, "dim small", "%.0f %%, %.*f %s", share * 100,
+                 c->best < 1e-4 || (c->best >= 1e-3 && c->best < 0.1) ? 1 : 0,
+                 c->best * (c->best < 1e-3 ? 1e6 : 1e3), c->best < 1e-3 ? "\302\265s" : "ms");
+        y += SVG_BAR;
+    }
+    return y + 24;
+}
+
+static void draw(FILE *f)
+{
+    int isa, many, part, x = SVG_LEFT, y = 126, height = y;
     for (isa = 0; isa < n_isas; isa++)
-        for (many = 0; many < n_many; many++)
-            printf("FMA peak   %s, %d thread%s: %.1f GFLOP/s\n", mha_isa_name(isas[isa]), thread_count(many), many ? "s" : "", peak[isa][many] * 1e-9);
+        height = svg_panel(NULL, svg_panel(NULL, height, isa, 0), isa, 1);
+    fprintf(
+        f,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+        "viewBox=\"0 0 %d %d\">\n<title>mha.h: speed as a share of what the machine can "
+        "do</title>\n<style>\n"
+        "text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;"
+        "fill:#1f2328}\n"
+        ".t{font-size:16px;font-weight:600}.b{font-weight:600}.small{font-size:10px;paint-order:"
+        "stroke;"
+        "stroke:#fff;stroke-width:3px}\n"
+        ".mid{text-anchor:middle}.end{text-anchor:end}.dim{fill:#59636e}\n"
+        ".bg{fill:#fff;stroke:#d1d9e0}.grid{stroke:#d1d9e0}\n"
+        ".s0{fill:#7fb2e5}.s1{fill:#2a6db5}.s2{fill:#f2b36b}.s3{fill:#c8691c}\n"
+        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.dim{fill:#9198a1}\n"
+        ".bg{fill:#0d1117;stroke:#3d444d}.grid{stroke:#3d444d}.small{stroke:#0d1117}}\n</style>\n"
+        "<rect x=\"0.5\" y=\"0.5\" width=\"%d\" height=\"%d\" rx=\"6\" class=\"bg\"/>\n",
+        SVG_WIDTH, height, SVG_WIDTH, height, SVG_WIDTH - 1, height - 1);
+    svg_text(f, 16, 28, "t", "mha.h %s against what the machine can do", MHA_VERSION);
+    svg_text(f, 16, 48, "dim", "%s; %s, %s; %s", cpu_name(), compiler_name(), BENCH_FLAGS, today());
     for (many = 0; many < n_many; many++)
-        printf("read DRAM  %d thread%s: %.1f GB/s\n", thread_count(many), many ? "s" : "", dram[many] * 1e-9);
+        svg_text(f, 16, 66 + 18 * many, "dim", "%s", ceilings(many));
+    for (part = LAYER; part <= CORE; part++)
+        for (many = 0; many < n_many; many++, x += 130) {
+            fprintf(f, "<rect x=\"%d\" y=\"100\" width=\"10\" height=\"10\" class=\"s%d\"/>\n", x,
+                    2 * part + many);
+            svg_text(f, x + 16, 109, "", "%s, %s", parts[part], threads_text(many));
+        }
+    for (isa = 0; isa < n_isas; isa++) y = svg_panel(f, svg_panel(f, y, isa, 0), isa, 1);
+    fprintf(f, "</svg>\n");
+}
+
+/* ---- arguments --------------------------------------------------------------------------------- */
+
+static void help(void)
+{
+    int i;
+    printf("Measures mha.h against this machine's own FMA peak and read bandwidth.\n\n"
+           "  make bench BENCH_ARGS=\"...\"    or    build/bench ...\n\n"
+           "  --quick         about 15 s instead of 75, less exact\n"
+           "  --row NAME      only this row; may be given several times\n"
+           "  --threads N     1 thread and N, instead of 1 and one per CPU\n"
+           "  --isa NAME      scalar, avx2, avx512 or neon instead of the best there is\n"
+           "  --compare-isas  all that this machine has, taking turns, side by side\n"
+           "  --csv           for scripts, on standard output:\n"
+           "                  row,part,threads,isa,ms_median,ms_best,gflops,fraction,bytes\n"
+           "  --svg FILE      draw the fractions as bars, too\n"
+           "  --help          this\n\n"
+           "part      layer: mha_forward; core: mha_sdpa\n"
+           "gflops    from the best time; a multiply-add counts 2, masked scores 0\n"
+           "fraction  best speed / best FMA peak; of decode rows, bytes that must be read / best "
+           "time\n"
+           "          / best read bandwidth\n"
+           "bytes     workspace of the call\n\n"
+           "rows     ");
+    for (i = 0; i < ROWS; i++) printf(" %s%s", rows[i].name, i == ROWS / 2 ? "\n         " : "");
+    printf("\n          (a decode row is measured -hot and -cold: either can be named)\n");
+}
+
+static int row_exists(const char *name)
+{
+    char full[32];
+    int i, state;
+    for (i = 0; i < ROWS; i++)
+        for (state = PLAIN; state <= last_state(&rows[i]); state++) {
+            cell_name(full, sizeof full, &rows[i], state);
+            if (strcmp(name, full) == 0) return 1;
+        }
+    return 0;
+}
+
+static mha_isa isa_named(const char *name)
+{
+    static const mha_isa all[] = { MHA_ISA_SCALAR, MHA_ISA_AVX2, MHA_ISA_AVX512, MHA_ISA_NEON };
+    size_t i;
+    for (i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (strcmp(name, mha_isa_name(all[i])) == 0) return all[i];
+    die(2, "there is no instruction set '%s': scalar, avx2, avx512, neon", name);
+    return MHA_ISA_AUTO;
+}
+
+int main(int argc, char **argv)
+{
+    int quick = 0, as_csv = 0, compare = 0, threads = 0, i;
+    mha_isa isa = MHA_ISA_AUTO;
+    FILE *svg = NULL;
+    size_t m;
+    mha_status status;
+
+    for (i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        int takes_value = strcmp(arg, "--row") == 0 || strcmp(arg, "--threads") == 0 ||
+                          strcmp(arg, "--isa") == 0 || strcmp(arg, "--svg") == 0;
+        const char *value = takes_value ? argv[++i] : NULL;
+        if (takes_value && !value) die(2, "%s needs a value; --help says which", arg);
+        if (strcmp(arg, "--help") == 0) {
+            help();
+            return 0;
+        }
+        if (strcmp(arg, "--quick") == 0) {
+            quick = 1;
+        } else if (strcmp(arg, "--csv") == 0) {
+            as_csv = 1;
+        } else if (strcmp(arg, "--compare-isas") == 0) {
+            compare = 1;
+        } else if (strcmp(arg, "--isa") == 0) {
+            isa = isa_named(value);
+        } else if (strcmp(arg, "--threads") == 0) {
+            threads = atoi(value);
+            if (threads < 1 || threads > MAX_THREADS)
+                die(2, "--threads %s: it must be 1 to %d", value, MAX_THREADS);
+        } else if (strcmp(arg, "--row") == 0) {
+            if (!row_exists(value)) die(2, "there is no row '%s'; --help lists them", value);
+            if (n_only == MAX_ONLY) die(2, "--row more than %d times", MAX_ONLY);
+            only[n_only++] = value;
+        } else if (strcmp(arg, "--svg") == 0) {
+            svg = fopen(value, "w");
+            if (!svg) die(1, "cannot write %s", value);
+        } else {
+            die(2, "unknown argument '%s'; --help lists them", arg);
+        }
+    }
+    if (compare && isa != MHA_ISA_AUTO) die(2, "--isa and --compare-isas contradict each other");
+
+    for (m = 0; m < sizeof machines / sizeof machines[0]; m++)
+        if (mha_isa_available(machines[m].isa) && (compare || !n_isas))
+            isas[n_isas++] = machines[m].isa;
+    if (isa != MHA_ISA_AUTO) isas[0] = isa;
+
+    status = mha_pool_create(&pool, threads);
+    if (status != MHA_OK) die(1, "thread pool: %s", mha_strerror(status));
+    threads_all = mha_pool_parallel(pool).threads;
+    if (threads_all > MAX_THREADS) die(1, "%d CPUs: choose with --threads", threads_all);
+    n_many = threads_all > 1 ? 2 : 1;
+
+    progress(0, "making the inputs");
+    make_big();
+    for (i = 0; i < ROWS; i++) make_row(&rows[i]);
+    give_workspace();
+    measure(quick ? 2 : 5, (quick ? 0.06 : 0.2) / (n_isas > 1 ? 2 : 1));
+
+    if (as_csv) {
+        print_csv();
+    } else {
+        print_machine();
+        if (n_isas > 1) {
+            print_comparison();
+        } else {
+            print_table(0);
+            print_table(1);
+        }
+        print_overhead();
+    }
+    if (svg) {
+        draw(svg);
+        if (fclose(svg) != 0) die(1, "the picture could not be written");
+    }
+    mha_pool_free(pool);
+    return 0;
 }

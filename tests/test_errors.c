@@ -603,6 +603,37 @@ TEST workspace_numbers(void)
     PASS();
 }
 
+/* x, y and lse fit into the address space, what is made of them in between need not. However
+   little of it a call keeps at a time, a byte is not enough for it. */
+TEST workspace_overflow(void)
+{
+    layer_ctx l = layer_base();
+    mha_layer *layer = NULL;
+    mha_args a;
+    mha_status st;
+    unsigned char workspace[1] = { 0xa5 };
+    size_t size = 0;
+
+    memset(&out, 0xa5, sizeof out);
+    memset(&a, 0, sizeof a);
+    l.cfg.d_model = 1;
+    l.cfg.n_heads = 1;
+    l.cfg.d_k = 64;
+    ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &l.cfg, &l.w));
+    a.batch = a.seq = 1 << 30;
+    a.x = data;
+    a.y = out.y;
+    a.workspace = workspace;
+    a.workspace_size = 1;
+    st = mha_workspace_size(layer, &a, &size);
+    ASSERT(st == MHA_ERR_OVERFLOW || (st == MHA_OK && size > 1 && size < (size_t)-1 / 2));
+    st = mha_forward(layer, &a);
+    ASSERT(st == MHA_ERR_OVERFLOW || st == MHA_ERR_WORKSPACE);
+    ASSERT(all_are(&out, sizeof out, 0xa5) && workspace[0] == 0xa5);
+    mha_layer_free(layer);
+    PASS();
+}
+
 TEST workspace_size_pointers(void)
 {
     call_ctx c;
@@ -1205,6 +1236,7 @@ SUITE(errors_suite)
     RUN_TEST(layer_defaults);
     RUN_CASES(forward_arguments, call_cases)
     RUN_TEST(workspace_numbers);
+    RUN_TEST(workspace_overflow);
     RUN_TEST(workspace_size_pointers);
     RUN_TEST(no_workspace_allocates);
     RUN_TEST(empty_may_be_null);

@@ -68,9 +68,7 @@ typedef struct ours {
     mha_pool *pool;
     mha_args layer_args;
     mha_sdpa_args core_args;
-#ifdef HAVE_CACHE
-    mha_cache *cache;
-#endif
+    mha_cache *cache; /* or null */
     int past;
     char why[256];
 } ours;
@@ -78,15 +76,6 @@ typedef struct ours {
 const char *ours_version(void)
 {
     return MHA_VERSION;
-}
-
-int ours_has_cache(void)
-{
-#ifdef HAVE_CACHE
-    return 1;
-#else
-    return 0;
-#endif
 }
 
 /* The isa of that name, or -1: unknown, or not on this CPU. */
@@ -110,9 +99,7 @@ const char *ours_best_isa(void)
 void ours_free(ours *o)
 {
     if (!o) return;
-#ifdef HAVE_CACHE
     mha_cache_free(o->cache);
-#endif
     mha_layer_free(o->layer);
     mha_pool_free(o->pool);
     free(o->layer_args.workspace);
@@ -160,7 +147,6 @@ int ours_layer(ours *o, int isa, int D, int H, int G, int d, const float *w_qkv,
     a->parallel = mha_pool_parallel(o->pool);
     o->past = past;
     if (past >= 0) {
-#ifdef HAVE_CACHE
         float *sink = malloc((size_t)past * (size_t)D * sizeof(float) + 1);
         mha_status status = sink ? MHA_OK : MHA_ERR_MEMORY;
         if (status == MHA_OK) status = mha_cache_create(&o->cache, o->layer, B, past + T);
@@ -171,11 +157,6 @@ int ours_layer(ours *o, int isa, int D, int H, int G, int d, const float *w_qkv,
         }
         free(sink);
         if (failed(o, status)) return 1;
-#else
-        (void)before;
-        strncat(o->why, "no cache of keys and values in this version", sizeof o->why - 1);
-        return 1;
-#endif
     }
     a->seq = T, a->x = x, a->y = y;
     if (failed(o, mha_workspace_size(o->layer, a, &a->workspace_size))) return 1;
@@ -205,9 +186,7 @@ int ours_run(ours *o, int n, void (*before)(void), double *seconds)
     mha_status status = MHA_OK;
     for (int i = 0; i < n && status == MHA_OK; i++) {
         double t;
-#ifdef HAVE_CACHE
         if (o->cache) mha_cache_truncate(o->cache, -1, o->past);
-#endif
         if (before) before();
         t = now();
         status = o->layer ? mha_forward(o->layer, &o->layer_args) : mha_sdpa(&o->core_args);

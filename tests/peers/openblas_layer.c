@@ -20,7 +20,6 @@
 
 extern void openblas_set_num_threads(int n);
 extern char *openblas_get_config(void);
-extern char *openblas_get_corename(void);
 
 static double now(void)
 {
@@ -160,50 +159,62 @@ static void attend(const core *a, int threads)
 
 /* ---- projections ----------------------------------------------------------------------- */
 
-/* x [M,K] -> y [M,N] = x w + bias, w [K][N] (and wt [N][K], for one row). */
-static void project(int M, int N, int K, const float *x, const float *w, const float *wt,
-                    const float *bias, float *y, int threads)
+/* A matrix of weights, K in, N out. [K][N] is what sgemm is fastest with, [N][K] what sgemv is. */
+typedef struct matrix {
+    int K, N, out_in;
+    float *w;
+    const float *bias; /* [N] or null */
+} matrix;
+
+static matrix matrix_of(const float *w, const float *bias, int K, int N, int out_in)
+{
+    const size_t ld = (size_t)(out_in ? K : N);
+    matrix m = { K, N, out_in, floats((size_t)K * (size_t)N), bias };
+    for (int k = 0; m.w && k < K; k++)
+        for (int n = 0; n < N; n++)
+            m.w[out_in ? (size_t)n * ld + (size_t)k : (size_t)k * ld + (size_t)n] = *w++;
+    return m;
+}
+
+/* Rows m0..m1-1, columns n0..n1-1 of y. */
+static void project_part(const matrix *a, const float *x, float *y, int m0, int m1, int n0, int n1)
+{
+    const int K = a->K, N = a->N;
+    const float *w = a->w + (size_t)n0 * (size_t)(a->out_in ? K : 1);
+    const float beta = a->bias ? 1.0f : 0.0f;
+    if (m1 <= m0 || n1 <= n0) return;
+    x += (size_t)m0 * (size_t)K;
+    y += (size_t)m0 * (size_t)N + (size_t)n0;
+    for (int m = 0; a->bias && m < m1 - m0; m++)
+        memcpy(y + (size_t)m * (size_t)N, a->bias + n0, (size_t)(n1 - n0) * sizeof(float));
+    if (m1 - m0 == 1 && a->out_in)
+        cblas_sgemv(CblasRowMajor, CblasNoTrans, n1 - n0, K, 1.0f, w, K, x, 1, beta, y, 1);
+    else
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, a->out_in ? CblasTrans : CblasNoTrans, m1 - m0,
+                    n1 - n0, K, 1.0f, x, K, w, a->out_in ? K : N, beta, y, N);
+}
+
+/* x [M,K] -> y [M,N] = x w + bias. */
+static void project(const matrix *a, int M, const float *x, float *y, int threads)
 {
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        const int n = omp_get_num_threads(), t = omp_get_thread_num();
-        int m0 = 0, m1 = M, n0 = 0, n1 = N;
-        if (M > N) { /* split the longer side */
-            m0 = (int)((long)M * t / n);
-            m1 = (int)((long)M * (t + 1) / n);
-        } else { /* in whole cache lines */
-            n0 = (int)((long)(N / 16) * t / n) * 16;
-            n1 = t + 1 == n ? N : (int)((long)(N / 16) * (t + 1) / n) * 16;
-        }
-        for (int m = m0; bias && m < m1; m++)
-            memcpy(y + (size_t)m * (size_t)N + n0, bias + n0, (size_t)(n1 - n0) * sizeof(float));
-        if (m1 > m0 && n1 > n0) {
-            float *to = y + (size_t)m0 * (size_t)N + n0;
-            if (M == 1)
-                cblas_sgemv(CblasRowMajor, CblasNoTrans, n1 - n0, K, 1.0f,
-                            wt + (size_t)n0 * (size_t)K, K, x, 1, bias ? 1.0f : 0.0f, to, 1);
-            else
-                cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m1 - m0, n1 - n0, K, 1.0f,
-                            x + (size_t)m0 * (size_t)K, K, w + n0, N, bias ? 1.0f : 0.0f, to, N);
+        const long n = omp_get_num_threads(), t = omp_get_thread_num();
+        if (M > a->N) /* split the longer side */
+            project_part(a, x, y, (int)(M * t / n), (int)(M * (t + 1) / n), 0, a->N);
+        else { /* in whole cache lines */ const long lines = a->N / 16;
+            const int n0 = (int)(lines * t / n) * 16;
+            const int n1 = t + 1 == n ? a->N : (int)(lines * (t + 1) / n) * 16;
+            project_part(a, x, y, 0, M, n0, n1);
         }
     }
-}
-
-static float *transposed(const float *w, int rows, int cols)
-{
-    float *t = floats((size_t)rows * (size_t)cols);
-    for (int i = 0; t && i < rows; i++)
-        for (int j = 0; j < cols; j++)
-            t[(size_t)j * (size_t)rows + (size_t)i] = w[(size_t)i * (size_t)cols + (size_t)j];
-    return t;
 }
 
 /* ---- the layer ----------------------------------------------------------------------------- */
 
 typedef struct ob_layer {
-    int D, H, G, d, N, capacity, threads;
-    float *w_qkv, *w_out, *wt_qkv, *wt_out; /* [in][out], and [out][in] for decoding */
-    const float *b_qkv, *b_out;
+    int D, H, G, d, capacity, threads;
+    matrix in, out;
     float *k, *v; /* the cache: [G][capacity][d] */
     float *qkv, *merged, *scores;
 } ob_layer;
@@ -211,8 +222,8 @@ typedef struct ob_layer {
 void ob_free(ob_layer *l)
 {
     if (!l) return;
-    free(l->w_qkv), free(l->w_out), free(l->wt_qkv), free(l->wt_out);
-    free(l->k), free(l->v), free(l->qkv), free(l->merged), free(l->scores), free(l);
+    free(l->in.w), free(l->out.w), free(l->k), free(l->v);
+    free(l->qkv), free(l->merged), free(l->scores), free(l);
 }
 
 /* w_qkv [D][(H+2G)d], w_out [H*d][D]; biases may be null and have to stay. rows: the largest
@@ -222,24 +233,19 @@ ob_layer *ob_create(int D, int H, int G, int d, const float *w_qkv, const float 
                     int threads)
 {
     ob_layer *l = calloc(1, sizeof *l);
-    const size_t N = (size_t)(H + 2 * G) * (size_t)d, W = (size_t)H * (size_t)d;
+    const int N = (H + 2 * G) * d, W = H * d;
     const size_t kv = (size_t)G * (size_t)capacity * (size_t)d;
     if (!l) return NULL;
-    l->D = D, l->H = H, l->G = G, l->d = d, l->N = (int)N;
-    l->capacity = capacity, l->threads = threads;
-    l->b_qkv = b_qkv, l->b_out = b_out;
-    l->w_qkv = floats((size_t)D * N), l->w_out = floats(W * (size_t)D);
-    l->wt_qkv = transposed(w_qkv, D, (int)N), l->wt_out = transposed(w_out, (int)W, D);
+    l->D = D, l->H = H, l->G = G, l->d = d, l->capacity = capacity, l->threads = threads;
+    l->in = matrix_of(w_qkv, b_qkv, D, N, capacity > 0);
+    l->out = matrix_of(w_out, b_out, W, D, capacity > 0);
     l->k = floats(kv), l->v = floats(kv);
-    l->qkv = floats((size_t)rows * N), l->merged = floats((size_t)rows * W);
+    l->qkv = floats((size_t)rows * (size_t)N), l->merged = floats((size_t)rows * (size_t)W);
     l->scores = floats((size_t)threads * BLOCK * (size_t)keys);
-    if (!l->w_qkv || !l->w_out || !l->wt_qkv || !l->wt_out || !l->k || !l->v || !l->qkv ||
-        !l->merged || !l->scores) {
+    if (!l->in.w || !l->out.w || !l->k || !l->v || !l->qkv || !l->merged || !l->scores) {
         ob_free(l);
         return NULL;
     }
-    memcpy(l->w_qkv, w_qkv, (size_t)D * N * sizeof(float));
-    memcpy(l->w_out, w_out, W * (size_t)D * sizeof(float));
     openblas_set_num_threads(1); /* the threads are OpenMP's */
     return l;
 }
@@ -251,7 +257,7 @@ static void append(ob_layer *l, int past, int T)
     for (int g = 0; g < l->G; g++)
         for (int i = 0; i < T; i++) {
             const size_t to = ((size_t)g * (size_t)l->capacity + (size_t)(past + i)) * d;
-            const float *from = l->qkv + (size_t)i * (size_t)l->N + (size_t)(l->H + g) * d;
+            const float *from = l->qkv + (size_t)i * (size_t)l->in.N + (size_t)(l->H + g) * d;
             memcpy(l->k + to, from, bytes);
             memcpy(l->v + to, from + (size_t)l->G * d, bytes);
         }
@@ -260,9 +266,9 @@ static void append(ob_layer *l, int past, int T)
 /* x [B,T,D] -> y [B,T,D]. past < 0: no cache; else B = 1 and the T tokens go after that many. */
 static void forward(ob_layer *l, int B, int T, int causal, int past, const float *x, float *y)
 {
-    const size_t d = (size_t)l->d, N = (size_t)l->N, W = (size_t)l->H * d;
+    const size_t d = (size_t)l->d, N = (size_t)l->in.N, W = (size_t)l->H * d;
     core a = { B, l->H, l->G, T, T, l->d, causal, { 0 }, { 0 }, { 0 }, { 0 }, l->scores };
-    project(B * T, l->N, l->D, x, l->w_qkv, l->wt_qkv, l->b_qkv, l->qkv, l->threads);
+    project(&l->in, B * T, x, l->qkv, l->threads);
     a.q = (view){ l->qkv, (size_t)T * N, d, N };
     a.o = (view){ l->merged, (size_t)T * W, d, W };
     if (past < 0) {
@@ -275,7 +281,7 @@ static void forward(ob_layer *l, int B, int T, int causal, int past, const float
         a.v = (view){ l->v, 0, (size_t)l->capacity * d, d };
     }
     attend(&a, l->threads);
-    project(B * T, l->D, (int)W, l->merged, l->w_out, l->wt_out, l->b_out, y, l->threads);
+    project(&l->out, B * T, l->merged, y, l->threads);
 }
 
 /* n calls; seconds[i] is what the i-th took. before() is called, untimed, before each. */
