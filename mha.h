@@ -486,8 +486,10 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout,
 
 #ifdef __GNUC__
 #define MHA__PREFETCH(p) __builtin_prefetch(p)
+#define MHA__PREFETCH_L2(p) __builtin_prefetch((p), 0, 2)
 #else
 #define MHA__PREFETCH(p) ((void)(p))
+#define MHA__PREFETCH_L2(p) ((void)(p))
 #endif
 
 /* gcc -O3 vectorises the portable product along k, at a quarter of the speed it has along the
@@ -504,9 +506,22 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout,
    every n-th unit: same results, less even. */
 #if defined(__GNUC__) || defined(__clang__)
 #define MHA__FETCH_ADD(p) __atomic_fetch_add((p), (size_t)1, __ATOMIC_RELAXED)
+#define MHA__LOAD(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define MHA__STORE(p, x) __atomic_store_n((p), (x), __ATOMIC_RELEASE)
 #elif defined(_MSC_VER) && defined(_WIN64)
 #include <intrin.h>
 #define MHA__FETCH_ADD(p) ((size_t)_InterlockedExchangeAdd64((volatile __int64 *)(p), 1))
+#endif
+
+#ifndef MHA__STORE
+#define MHA__STORE(p, x) (*(p) = (x))
+#endif
+#if defined(MHA__X86)
+#define MHA__PAUSE() _mm_pause()
+#elif defined(__GNUC__) && (defined(__aarch64__) || defined(__arm__))
+#define MHA__PAUSE() __asm__ volatile("yield")
+#else
+#define MHA__PAUSE() ((void)0)
 #endif
 
 #if defined(MHA_THREADS) && !defined(MHA_NO_MALLOC)
@@ -732,10 +747,11 @@ typedef struct mha__kernels {
     int mr;
 
     /* c [m, 16*np] = start * c + a [m,k] * b, for m <= mr rows.
-       b: np panels, each b_panel floats after the one before. start: a factor per row; null
+       b: np panels, each b_panel floats after the one before; its rows b_row floats apart (16, or
+       a stride of the caller's: then panels need not be packed). start: a factor per row; null
        means c starts at zero and is not read. Rows from m on are neither read nor written. */
-    void (*gemm)(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_panel,
-                 float *c, const float *start);
+    void (*gemm)(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_row,
+                 ptrdiff_t b_panel, float *c, const float *start);
 
     /* One step of the running softmax over m rows of np blocks of scores in units of log2:
            hi = max(top, max s);  alpha = 2^(top - hi);  s = 2^(s - hi);
@@ -757,7 +773,8 @@ typedef struct mha__kernels {
 #define MHA__SCALAR_MR 4
 
 static MHA__SCALAR void mha__gemm_scalar(int m, int np, int k, const float *a, const float *b,
-                                         ptrdiff_t b_panel, float *c, const float *start)
+                                         ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
+                                         const float *start)
 {
     int p, i, kk, j;
     for (p = 0; p < np; p++, b += b_panel, c += MHA__SCALAR_MR * MHA__NR) {
@@ -767,7 +784,7 @@ static MHA__SCALAR void mha__gemm_scalar(int m, int np, int k, const float *a, c
             for (j = 0; j < MHA__NR; j++) acc[j] = start ? row[j] * start[i] : 0.0f;
             for (kk = 0; kk < k; kk++) {
                 float x = a[(kk / MHA__NR * MHA__SCALAR_MR + i) * MHA__NR + kk % MHA__NR];
-                const float *y = b + (ptrdiff_t)kk * MHA__NR;
+                const float *y = b + kk * b_row;
                 MHA__UNROLL_SCALAR
                 for (j = 0; j < MHA__NR; j++) acc[j] += x * y[j];
             }
@@ -833,8 +850,8 @@ static const mha__kernels mha__scalar = {MHA_ISA_SCALAR,      MHA__SCALAR_MR,
 /* R rows times P panels, both constants where this is inlined: 2*R*P accumulators, which with
    2*P panel registers and a broadcast must fit in 16 registers. 6x1 is 99 % of peak in L1. */
 MHA__INLINE MHA__AVX2 void mha__rows_avx2(const int R, const int P, int k, const float *a,
-                                          const float *b, ptrdiff_t b_panel, float *c,
-                                          const float *start)
+                                          const float *b, ptrdiff_t b_row, ptrdiff_t b_panel,
+                                          float *c, const float *start)
 {
     __m256 acc[MHA__AVX2_MR][8], x, y[8];
     int i, p, kk, n;
@@ -850,7 +867,7 @@ MHA__INLINE MHA__AVX2 void mha__rows_avx2(const int R, const int P, int k, const
     for (; k > 0; k -= MHA__NR, a += (MHA__AVX2_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
         MHA__UNROLL4
-        for (kk = 0; kk < n; kk++, a++, b += MHA__NR) {
+        for (kk = 0; kk < n; kk++, a++, b += b_row) {
             MHA__UNROLL
             for (p = 0; p < 2 * P; p++) y[p] = _mm256_loadu_ps(b + p / 2 * b_panel + p % 2 * 8);
             MHA__UNROLL
@@ -870,27 +887,28 @@ MHA__INLINE MHA__AVX2 void mha__rows_avx2(const int R, const int P, int k, const
 }
 
 static MHA__AVX2 void mha__gemm_avx2(int m, int np, int k, const float *a, const float *b,
-                                     ptrdiff_t b_panel, float *c, const float *start)
+                                     ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
+                                     const float *start)
 {
     int did;
     for (; np > 0; np -= did, b += did * b_panel, c += did * MHA__AVX2_MR * MHA__NR) {
         did = 1;
         switch (m) {
-        case 6: mha__rows_avx2(6, 1, k, a, b, b_panel, c, start); break;
-        case 5: mha__rows_avx2(5, 1, k, a, b, b_panel, c, start); break;
-        case 4: mha__rows_avx2(4, 1, k, a, b, b_panel, c, start); break;
-        case 3: mha__rows_avx2(3, 1, k, a, b, b_panel, c, start); break;
+        case 6: mha__rows_avx2(6, 1, k, a, b, b_row, b_panel, c, start); break;
+        case 5: mha__rows_avx2(5, 1, k, a, b, b_row, b_panel, c, start); break;
+        case 4: mha__rows_avx2(4, 1, k, a, b, b_row, b_panel, c, start); break;
+        case 3: mha__rows_avx2(3, 1, k, a, b, b_row, b_panel, c, start); break;
         case 2:
             if (np >= 2)
-                mha__rows_avx2(2, did = 2, k, a, b, b_panel, c, start);
+                mha__rows_avx2(2, did = 2, k, a, b, b_row, b_panel, c, start);
             else
-                mha__rows_avx2(2, 1, k, a, b, b_panel, c, start);
+                mha__rows_avx2(2, 1, k, a, b, b_row, b_panel, c, start);
             break;
         default: /* one row: 4 panels at a time, or the additions wait for each other */
             if (np >= 4)
-                mha__rows_avx2(1, did = 4, k, a, b, b_panel, c, start);
+                mha__rows_avx2(1, did = 4, k, a, b, b_row, b_panel, c, start);
             else
-                mha__rows_avx2(1, 1, k, a, b, b_panel, c, start);
+                mha__rows_avx2(1, 1, k, a, b, b_row, b_panel, c, start);
         }
     }
 }
@@ -1014,8 +1032,8 @@ static const mha__kernels mha__avx2 = {MHA_ISA_AVX2,      MHA__AVX2_MR,    mha__
 
 /* As mha__rows_avx2 with one register a panel. 6x4 takes 29 of 32 registers. */
 MHA__INLINE MHA__AVX512 void mha__rows_avx512(const int R, const int P, int k, const float *a,
-                                              const float *b, ptrdiff_t b_panel, float *c,
-                                              const float *start)
+                                              const float *b, ptrdiff_t b_row, ptrdiff_t b_panel,
+                                              float *c, const float *start)
 {
     __m512 acc[MHA__AVX512_MR][8], x, y[8];
     int i, p, kk, n;
@@ -1031,7 +1049,7 @@ MHA__INLINE MHA__AVX512 void mha__rows_avx512(const int R, const int P, int k, c
     for (; k > 0; k -= MHA__NR, a += (MHA__AVX512_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
         MHA__UNROLL4
-        for (kk = 0; kk < n; kk++, a++, b += MHA__NR) {
+        for (kk = 0; kk < n; kk++, a++, b += b_row) {
             MHA__UNROLL
             for (p = 0; p < P; p++) y[p] = _mm512_loadu_ps(b + p * b_panel);
             MHA__UNROLL
@@ -1051,24 +1069,25 @@ MHA__INLINE MHA__AVX512 void mha__rows_avx512(const int R, const int P, int k, c
 }
 
 static MHA__AVX512 void mha__gemm_avx512(int m, int np, int k, const float *a, const float *b,
-                                         ptrdiff_t b_panel, float *c, const float *start)
+                                         ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
+                                         const float *start)
 {
     int did;
     for (; np > 0; np -= did, b += did * b_panel, c += did * MHA__AVX512_MR * MHA__NR) {
         did = np >= 4 ? 4 : 1;
         switch (did * 8 + m) {
-        case 38: mha__rows_avx512(6, 4, k, a, b, b_panel, c, start); break;
-        case 37: mha__rows_avx512(5, 4, k, a, b, b_panel, c, start); break;
-        case 36: mha__rows_avx512(4, 4, k, a, b, b_panel, c, start); break;
-        case 35: mha__rows_avx512(3, 4, k, a, b, b_panel, c, start); break;
-        case 34: mha__rows_avx512(2, 4, k, a, b, b_panel, c, start); break;
-        case 33: mha__rows_avx512(1, 4, k, a, b, b_panel, c, start); break;
-        case 14: mha__rows_avx512(6, 1, k, a, b, b_panel, c, start); break;
-        case 13: mha__rows_avx512(5, 1, k, a, b, b_panel, c, start); break;
-        case 12: mha__rows_avx512(4, 1, k, a, b, b_panel, c, start); break;
-        case 11: mha__rows_avx512(3, 1, k, a, b, b_panel, c, start); break;
-        case 10: mha__rows_avx512(2, 1, k, a, b, b_panel, c, start); break;
-        default: mha__rows_avx512(1, 1, k, a, b, b_panel, c, start);
+        case 38: mha__rows_avx512(6, 4, k, a, b, b_row, b_panel, c, start); break;
+        case 37: mha__rows_avx512(5, 4, k, a, b, b_row, b_panel, c, start); break;
+        case 36: mha__rows_avx512(4, 4, k, a, b, b_row, b_panel, c, start); break;
+        case 35: mha__rows_avx512(3, 4, k, a, b, b_row, b_panel, c, start); break;
+        case 34: mha__rows_avx512(2, 4, k, a, b, b_row, b_panel, c, start); break;
+        case 33: mha__rows_avx512(1, 4, k, a, b, b_row, b_panel, c, start); break;
+        case 14: mha__rows_avx512(6, 1, k, a, b, b_row, b_panel, c, start); break;
+        case 13: mha__rows_avx512(5, 1, k, a, b, b_row, b_panel, c, start); break;
+        case 12: mha__rows_avx512(4, 1, k, a, b, b_row, b_panel, c, start); break;
+        case 11: mha__rows_avx512(3, 1, k, a, b, b_row, b_panel, c, start); break;
+        case 10: mha__rows_avx512(2, 1, k, a, b, b_row, b_panel, c, start); break;
+        default: mha__rows_avx512(1, 1, k, a, b, b_row, b_panel, c, start);
         }
     }
 }
@@ -1153,8 +1172,8 @@ static const mha__kernels mha__avx512 = {MHA_ISA_AVX512,    MHA__AVX512_MR,
 #define MHA__NEON_MR 6
 
 /* As mha__rows_avx2 with four registers a panel: 6x1 takes 29 of 32. */
-MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float *b, float *c,
-                                const float *start)
+MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float *b, ptrdiff_t b_row,
+                                float *c, const float *start)
 {
     float32x4_t acc[MHA__NEON_MR][4], x, y[4];
     int i, j, kk, n;
@@ -1168,7 +1187,7 @@ MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float 
     for (; k > 0; k -= MHA__NR, a += (MHA__NEON_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
         MHA__UNROLL4
-        for (kk = 0; kk < n; kk++, a++, b += MHA__NR) {
+        for (kk = 0; kk < n; kk++, a++, b += b_row) {
             MHA__UNROLL
             for (j = 0; j < 4; j++) y[j] = vld1q_f32(b + 4 * j);
             MHA__UNROLL
@@ -1186,17 +1205,17 @@ MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float 
     }
 }
 
-static void mha__gemm_neon(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_panel,
-                           float *c, const float *start)
+static void mha__gemm_neon(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_row,
+                           ptrdiff_t b_panel, float *c, const float *start)
 {
     for (; np > 0; np--, b += b_panel, c += MHA__NEON_MR * MHA__NR)
         switch (m) {
-        case 6: mha__rows_neon(6, k, a, b, c, start); break;
-        case 5: mha__rows_neon(5, k, a, b, c, start); break;
-        case 4: mha__rows_neon(4, k, a, b, c, start); break;
-        case 3: mha__rows_neon(3, k, a, b, c, start); break;
-        case 2: mha__rows_neon(2, k, a, b, c, start); break;
-        default: mha__rows_neon(1, k, a, b, c, start);
+        case 6: mha__rows_neon(6, k, a, b, b_row, c, start); break;
+        case 5: mha__rows_neon(5, k, a, b, b_row, c, start); break;
+        case 4: mha__rows_neon(4, k, a, b, b_row, c, start); break;
+        case 3: mha__rows_neon(3, k, a, b, b_row, c, start); break;
+        case 2: mha__rows_neon(2, k, a, b, b_row, c, start); break;
+        default: mha__rows_neon(1, k, a, b, b_row, c, start);
         }
 }
 
@@ -1545,20 +1564,27 @@ static size_t mha__project_scratch(const mha__kernels *kern, size_t rows, ptrdif
 
 static const float mha__ones[MHA__MR_MAX] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-/* Puts np panels of results from panel p on where they belong, with the bias. c: the tiles of
-   rows r0 .. r0 + rows - 1, each ctile floats. */
-static void mha__project_store(const mha__project_job *job, int which, ptrdiff_t r0, ptrdiff_t rows,
-                               ptrdiff_t p, int np, const float *c, ptrdiff_t ctile)
+/* Puts rows from .. end-1 of np panels of results, from panel p on, where they belong, with the
+   bias. c: the tiles, each ctile floats; their first row is row r0 of x. Unless these are the last
+   rows, stops where a block of 16 positions ends; returns where it stopped. */
+static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrdiff_t r0,
+                                    ptrdiff_t from, ptrdiff_t end, int last, ptrdiff_t p, int np,
+                                    const float *c, ptrdiff_t ctile)
 {
     const mha__matrix *mat = job->mat[which];
     const mha__place *to = &job->to[which];
-    ptrdiff_t mr = job->kern->mr, r, b = r0 / job->seq, t = r0 % job->seq, past, tile, n, h, col;
+    ptrdiff_t mr = job->kern->mr, r, past, tile, n, h, col;
+    ptrdiff_t b = (r0 + from) / job->seq, t = (r0 + from) % job->seq;
     const float *row[MHA__NR];
     int q, m, i;
-    for (r = 0; r < rows; r += m, t += m) {
+    for (r = from; r < end; r += m, t += m) {
         if (t == job->seq) b++, t = 0;
         past = to->past ? to->past[b] : 0;
-        m = (int)mha__min(mha__min(MHA__NR - (past + t) % MHA__NR, job->seq - t), rows - r);
+        m = (int)mha__min(MHA__NR - (past + t) % MHA__NR, job->seq - t);
+        if (m > end - r) {
+            if (!last) break;
+            m = (int)(end - r);
+        }
         for (i = 0, tile = r / mr, n = r % mr; i < m; i++, n++) {
             if (n == mr) n = 0, tile++;
             row[i] = c + tile * ctile + n * MHA__NR;
@@ -1573,6 +1599,18 @@ static void mha__project_store(const mha__project_job *job, int which, ptrdiff_t
             if (col >= mat->d) col = 0, h++;
         }
     }
+    return r;
+}
+
+/* Asks for part of parts of np panels of kn rows ahead of their use. */
+static void mha__project_ahead(const float *w, ptrdiff_t panel, int np, ptrdiff_t kn,
+                               ptrdiff_t part, ptrdiff_t parts)
+{
+    ptrdiff_t k;
+    int p;
+    for (p = 0; p < np; p++)
+        for (k = kn * part / parts; k < kn * (part + 1) / parts; k++)
+            MHA__PREFETCH_L2(w + p * panel + k * MHA__NR);
 }
 
 static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
@@ -1587,7 +1625,7 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t tiles = mha__div_up(rows, kern->mr);
     float *a = scratch, *c = scratch + tiles * tile;
     ptrdiff_t ctile = MHA__N_BLOCK * kern->mr * MHA__NR;
-    ptrdiff_t i, p, k0, base = 0;
+    ptrdiff_t i, p, k0, stored, base = 0;
     int which, np, kn, m;
 
     for (i = 0; i < tiles; i++)
@@ -1602,15 +1640,29 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
         for (p = mha__max(first - base, 0); p < end; p += np) {
             const float *w = mat->w + p * job->k * MHA__NR;
             np = (int)mha__min(MHA__N_BLOCK, end - p);
-            for (k0 = 0; k0 < job->k; k0 += MHA__K_BLOCK) {
-                kn = (int)mha__min(MHA__K_BLOCK, job->k - k0);
+            for (k0 = stored = 0; k0 < job->k; k0 += MHA__K_BLOCK) {
+                ptrdiff_t left = job->k - k0;
+                kn = (int)mha__min(MHA__K_BLOCK, left);
                 for (i = 0; i < tiles; i++) {
                     m = (int)mha__min(kern->mr, rows - i * kern->mr);
+                    /* The first tile to use a block of weights would wait for memory: each tile
+                       fetches some of the next block into L2. 5 % at 1024 rows; one or two tiles
+                       are at the speed of memory anyway. */
+                    if (tiles >= 4 && left > kn)
+                        mha__project_ahead(w + (k0 + kn) * MHA__NR, job->k * MHA__NR, np,
+                                           mha__min(MHA__K_BLOCK, left - kn), i, tiles);
+                    else if (tiles >= 4 && p + np < end)
+                        mha__project_ahead(w + np * job->k * MHA__NR, job->k * MHA__NR,
+                                           (int)mha__min(MHA__N_BLOCK, end - p - np),
+                                           mha__min(MHA__K_BLOCK, job->k), i, tiles);
                     kern->gemm(m, np, kn, a + i * tile + k0 * kern->mr, w + k0 * MHA__NR,
-                               job->k * MHA__NR, c + i * ctile, k0 ? mha__ones : NULL);
+                               MHA__NR, job->k * MHA__NR, c + i * ctile, k0 ? mha__ones : NULL);
+                    if (left == kn)
+                        stored = mha__project_store(job, which, r0, stored,
+                                                    mha__min((i + 1) * kern->mr, rows),
+                                                    i == tiles - 1, p, np, c, ctile);
                 }
             }
-            mha__project_store(job, which, r0, rows, p, np, c, ctile);
         }
         base += panels;
     }
@@ -1743,28 +1795,36 @@ static void mha__pack_head(const mha__kernels *kern, const float *from, ptrdiff_
                            ptrdiff_t d, const mha__place *to, ptrdiff_t b, ptrdiff_t g,
                            ptrdiff_t t0, ptrdiff_t t1, ptrdiff_t origin)
 {
+    const float *row[MHA__NR];
     ptrdiff_t t, c;
+    int m, i;
     for (t = t0; t < t1; t += MHA__NR) {
-        int m = (int)mha__min(MHA__NR, t1 - t), i;
+        m = (int)mha__min(MHA__NR, t1 - t);
+        for (i = 0; i < m; i++) row[i] = from + (t + i) * stride;
         for (c = 0; c < d; c += MHA__NR) {
-            const float *row[MHA__NR];
-            for (i = 0; i < m; i++) {
-                row[i] = from + (t + i) * stride + c;
-                if (t + MHA__NR + i < t1) MHA__PREFETCH(row[i] + MHA__NR * stride);
-            }
+            /* rows side by side the CPU fetches ahead by itself */
+            if (stride != d && t + 2 * MHA__NR <= t1)
+                for (i = 0; i < m; i++) MHA__PREFETCH(row[i] + MHA__NR * stride);
             mha__store(kern, to, b, g, t - origin, m, c, d, row, mha__zeros);
+            for (i = 0; i < m; i++) row[i] += MHA__NR;
         }
     }
 }
 
-static void mha__pack_kv(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t0,
-                         ptrdiff_t t1, const mha__place *k, const mha__place *v, ptrdiff_t origin)
+static void mha__pack_k(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t0,
+                        ptrdiff_t t1, const mha__place *to, ptrdiff_t origin)
 {
-    ptrdiff_t to_b = job->local ? 0 : b, to_g = job->local ? 0 : g;
     mha__pack_head(job->kern, job->k_from + b * job->k_stride.batch + g * job->k_stride.head,
-                   job->k_stride.seq, job->d_k, k, to_b, to_g, t0, t1, origin);
+                   job->k_stride.seq, job->d_k, to, job->local ? 0 : b, job->local ? 0 : g, t0, t1,
+                   origin);
+}
+
+static void mha__pack_v(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t0,
+                        ptrdiff_t t1, const mha__place *to, ptrdiff_t origin)
+{
     mha__pack_head(job->kern, job->v_from + b * job->v_stride.batch + g * job->v_stride.head,
-                   job->v_stride.seq, job->d_v, v, to_b, to_g, t0, t1, origin);
+                   job->v_stride.seq, job->d_v, to, job->local ? 0 : b, job->local ? 0 : g, t0, t1,
+                   origin);
 }
 
 /* A phase before attention, for k and v that all lanes share. A unit: a block of one kv head. */
@@ -1772,9 +1832,11 @@ static void mha__pack_unit(const void *arg, ptrdiff_t unit, float *scratch)
 {
     const mha__attend_job *job = (const mha__attend_job *)arg;
     ptrdiff_t blocks = mha__div_up(job->keys, MHA__KEYS), t0 = unit % blocks * MHA__KEYS;
+    ptrdiff_t t1 = mha__min(t0 + MHA__KEYS, job->keys);
+    ptrdiff_t b = unit / blocks / job->kv_heads, g = unit / blocks % job->kv_heads;
     (void)scratch;
-    mha__pack_kv(job, unit / blocks / job->kv_heads, unit / blocks % job->kv_heads, t0,
-                 mha__min(t0 + MHA__KEYS, job->keys), &job->k, &job->v, 0);
+    mha__pack_k(job, b, g, t0, t1, &job->k, 0);
+    mha__pack_v(job, b, g, t0, t1, &job->v, 0);
 }
 
 /* Whether each lane packs for itself: best when a head is one lane's work, and it is where there
@@ -1828,7 +1890,8 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
 
 /* kern->softmax and kern->gemm of one tile, o = alpha * o + softmax(s) v, over n keys. */
 static void mha__careful_step(const mha__kernels *kern, int m, int n, int panels, float *s,
-                              const float *v, ptrdiff_t v_panel, float *o, float *top, float *sum)
+                              const float *v, ptrdiff_t v_row, ptrdiff_t v_panel, float *o,
+                              float *top, float *sum)
 {
     int np = (n + MHA__NR - 1) / MHA__NR, mr = kern->mr, i, j;
     for (i = 0; i < m; i++) {
@@ -1846,11 +1909,11 @@ static void mha__careful_step(const mha__kernels *kern, int m, int n, int panels
         was = (top[i] - hi) / MHA__CAREFUL;
         kern->softmax(1, np, s + i * MHA__NR, &was, sum + i, &alpha);
         top[i] = hi;
-        kern->gemm(1, panels, 0, s, v, 0, o + i * MHA__NR, &alpha);
+        kern->gemm(1, panels, 0, s, v, 0, 0, o + i * MHA__NR, &alpha);
         for (j = 0; j < n; j++)
             if (!excluded[j])
                 kern->gemm(1, panels, 1, s + (j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR,
-                           v + (ptrdiff_t)j * MHA__NR, v_panel, o + i * MHA__NR, mha__ones);
+                           v + j * v_row, v_row, v_panel, o + i * MHA__NR, mha__ones);
     }
 }
 
@@ -1871,7 +1934,7 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, 
     }
     if (most == 0) return 0;
     np = (int)mha__div_up(most, MHA__NR);
-    kern->gemm(m, np, (int)job->d_k, q, k, job->k.t_hi, s, NULL);
+    kern->gemm(m, np, (int)job->d_k, q, k, MHA__NR, job->k.t_hi, s, NULL);
     if (least == np * MHA__NR && !job->mask.allow && !job->mask.bias) {
         for (i = 0; i < m; i++) rows[i].seen = 1;
         return (int)most;
@@ -1946,7 +2009,7 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
 
 /* One block of keys from j0 on, for all tiles. */
 static void mha__unit_block(mha__unit *u, ptrdiff_t j0, const float *k, const float *v,
-                            ptrdiff_t v_panel)
+                            ptrdiff_t v_row, ptrdiff_t v_panel)
 {
     const mha__attend_job *job = u->job;
     const mha__kernels *kern = job->kern;
@@ -1960,11 +2023,12 @@ static void mha__unit_block(mha__unit *u, ptrdiff_t j0, const float *k, const fl
         if (n == 0) continue;
         np = (n + MHA__NR - 1) / MHA__NR;
         if (u->careful) {
-            mha__careful_step(kern, m, n, panels, u->s, v, v_panel, o, u->top + r, u->sum + r);
+            mha__careful_step(kern, m, n, panels, u->s, v, v_row, v_panel, o, u->top + r,
+                              u->sum + r);
             continue;
         }
         kern->softmax(m, np, u->s, u->top + r, u->sum + r, alpha);
-        kern->gemm(m, panels, n, u->s, v, v_panel, o, row->started ? alpha : NULL);
+        kern->gemm(m, panels, n, u->s, v, v_row, v_panel, o, row->started ? alpha : NULL);
         row->started = 1;
     }
 }
@@ -2032,12 +2096,21 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
     for (careful = 0; careful < 2; careful++) {
         mha__unit_begin(&u, job, b, g, i0, scratch, careful);
         for (j0 = 0; j0 < end; j0 += MHA__KEYS) {
-            if (lazy) {
-                mha__pack_kv(job, b, g, j0, mha__min(j0 + MHA__KEYS, end), k, v, j0);
-                mha__unit_block(&u, j0, k->data, v->data, v->c_hi);
-            } else {
+            ptrdiff_t to = mha__min(j0 + MHA__KEYS, end);
+            if (!lazy) {
                 mha__unit_block(&u, j0, k->data + j0 / MHA__NR * k->t_hi, v->data + j0 * MHA__NR,
-                                v->c_hi);
+                                MHA__NR, v->c_hi);
+            } else if (u.rows <= job->kern->mr && job->d_v % MHA__NR == 0) {
+                /* one tile: v is read once, so it may as well be where it is */
+                mha__pack_k(job, b, g, j0, to, k, j0);
+                mha__unit_block(&u, j0, k->data,
+                                job->v_from + b * job->v_stride.batch + g * job->v_stride.head +
+                                    j0 * job->v_stride.seq,
+                                job->v_stride.seq, MHA__NR);
+            } else {
+                mha__pack_k(job, b, g, j0, to, k, j0);
+                mha__pack_v(job, b, g, j0, to, v, j0);
+                mha__unit_block(&u, j0, k->data, v->data, MHA__NR, v->c_hi);
             }
         }
         if (careful || mha__unit_good(&u)) break;
@@ -2067,7 +2140,10 @@ static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scrat
     mha__place k = mha__place_keys(at, 1, keys, job->d_k), v;
     at += (ptrdiff_t)((mha__keys_bytes(1, 1, keys, job->d_k) + 63) / 64 * (64 / sizeof(float)));
     v = mha__place_values(at, 1, keys, job->d_v);
-    if (!lazy) mha__pack_kv(job, b, g, 0, mha__visible(job, b, job->seq - 1), &k, &v, 0);
+    if (!lazy) {
+        mha__pack_k(job, b, g, 0, mha__visible(job, b, job->seq - 1), &k, 0);
+        mha__pack_v(job, b, g, 0, mha__visible(job, b, job->seq - 1), &v, 0);
+    }
     for (tile = 0; tile < job->tiles; tile++)
         mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, lazy, scratch);
 }
@@ -2148,6 +2224,7 @@ struct mha_pool {
     mha_task task;
     void *arg;
     int n, next, left; /* tasks, the next one to hand out, those not finished */
+    int turns;         /* how many parallel_for there were */
     int quit;
     int threads, started;
     mha__thread *thread;
@@ -2163,8 +2240,23 @@ static void mha__pool_work(mha_pool *pool)
         MHA__UNLOCK(&pool->lock);
         task(arg, i);
         MHA__LOCK(&pool->lock);
-        if (--pool->left == 0) MHA__WAKE_ALL(&pool->done);
+        MHA__STORE(&pool->left, pool->left - 1);
+        if (pool->left == 0) MHA__WAKE_ALL(&pool->done);
     }
+}
+
+/* Waits a little, without the lock, for *value to change from what it was: the phases of a call
+   follow each other within microseconds, and sleeping and waking takes longer than that. */
+static void mha__pool_spin(mha_pool *pool, const int *value, int was)
+{
+#ifdef MHA__LOAD
+    int i;
+    MHA__UNLOCK(&pool->lock);
+    for (i = 0; i < 2000 && MHA__LOAD(value) == was; i++) MHA__PAUSE();
+    MHA__LOCK(&pool->lock);
+#else
+    (void)pool, (void)value, (void)was;
+#endif
 }
 
 static MHA__THREAD_RESULT mha__pool_thread(void *arg)
@@ -2172,8 +2264,10 @@ static MHA__THREAD_RESULT mha__pool_thread(void *arg)
     mha_pool *pool = (mha_pool *)arg;
     MHA__LOCK(&pool->lock);
     while (!pool->quit) {
+        int turns = pool->turns;
         mha__pool_work(pool);
-        if (!pool->quit) MHA__WAIT(&pool->wake, &pool->lock);
+        if (!pool->quit && pool->turns == turns) mha__pool_spin(pool, &pool->turns, turns);
+        while (!pool->quit && pool->turns == turns) MHA__WAIT(&pool->wake, &pool->lock);
     }
     MHA__UNLOCK(&pool->lock);
     return 0;
@@ -2186,11 +2280,17 @@ static void mha__pool_for(void *ctx, int n, mha_task task, void *arg)
     MHA__LOCK(&pool->lock);
     pool->task = task;
     pool->arg = arg;
-    pool->n = pool->left = n;
+    pool->n = n;
     pool->next = 0;
+    MHA__STORE(&pool->left, n);
+    MHA__STORE(&pool->turns, pool->turns + 1);
     MHA__WAKE_ALL(&pool->wake);
     mha__pool_work(pool);
-    while (pool->left > 0) MHA__WAIT(&pool->done, &pool->lock);
+    while (pool->left > 0) {
+        int left = pool->left;
+        mha__pool_spin(pool, &pool->left, left);
+        if (pool->left == left) MHA__WAIT(&pool->done, &pool->lock);
+    }
     MHA__UNLOCK(&pool->lock);
     MHA__UNLOCK(&pool->turn);
 }
@@ -2239,6 +2339,7 @@ MHA_API void mha_pool_free(mha_pool *pool)
     if (!pool) return;
     MHA__LOCK(&pool->lock);
     pool->quit = 1;
+    MHA__STORE(&pool->turns, pool->turns + 1);
     MHA__WAKE_ALL(&pool->wake);
     MHA__UNLOCK(&pool->lock);
     for (i = 0; i < pool->started; i++) MHA__THREAD_JOIN(pool->thread[i]);

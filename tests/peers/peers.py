@@ -864,6 +864,9 @@ def main():
         if hasattr(peer, "empty"):
             report(f"  an empty call of {peer.name} from Python takes "
                    f"{peer.empty() * 1e6:.1f} microseconds of each time below")
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
+        report(f"  CAREFUL: other programs are running here (load {os.getloadavg()[0]:.1f}); "
+               "with all threads, times may mean little")
     report("best times; ratio = best peer / ours, above 1 where ours is faster")
     names, cells, notes = [peer.name for peer in peers], [], set()
     gc.disable()
