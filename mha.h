@@ -764,6 +764,11 @@ typedef struct mha__kernels {
        from scores in units of 16. */
     void (*weigh)(int m, int np, float *s, const float *top, const float *inv);
 
+    /* n blocks of 16 floats, from_step and to_step apart: to = mul * from, or, with a bias of 16*n
+       floats, to = from + bias. */
+    void (*copy)(int n, const float *from, ptrdiff_t from_step, float *to, ptrdiff_t to_step,
+                 float mul, const float *bias);
+
     /* 16 rows of 16 floats plus a row of bias, as columns: to[16*c + i] = row[i][c] + bias[c]. */
     void (*transpose)(const float *const *row, const float *bias, float *to);
 } mha__kernels;
@@ -829,6 +834,14 @@ static void mha__weigh_scalar(int m, int np, float *s, const float *top, const f
             }
 }
 
+static void mha__copy_scalar(int n, const float *from, ptrdiff_t from_step, float *to,
+                             ptrdiff_t to_step, float mul, const float *bias)
+{
+    int j;
+    for (; n > 0; n--, from += from_step, to += to_step, bias += bias ? MHA__NR : 0)
+        for (j = 0; j < MHA__NR; j++) to[j] = bias ? from[j] + bias[j] : from[j] * mul;
+}
+
 static void mha__transpose_scalar(const float *const *row, const float *bias, float *to)
 {
     int i, c;
@@ -838,7 +851,8 @@ static void mha__transpose_scalar(const float *const *row, const float *bias, fl
 
 static const mha__kernels mha__scalar = {MHA_ISA_SCALAR,      MHA__SCALAR_MR,
                                          mha__gemm_scalar,    mha__softmax_scalar,
-                                         mha__weigh_scalar,   mha__transpose_scalar};
+                                         mha__weigh_scalar,   mha__copy_scalar,
+                                         mha__transpose_scalar};
 
 /* ==== >>avx2 ===================================================================== */
 
@@ -990,6 +1004,26 @@ static MHA__AVX2 void mha__weigh_avx2(int m, int np, float *s, const float *top,
             }
 }
 
+static MHA__AVX2 void mha__copy_avx2(int n, const float *from, ptrdiff_t from_step, float *to,
+                                     ptrdiff_t to_step, float mul, const float *bias)
+{
+    __m256 x, y, f = _mm256_set1_ps(mul);
+    for (; n > 0; n--, from += from_step, to += to_step) {
+        x = _mm256_loadu_ps(from);
+        y = _mm256_loadu_ps(from + 8);
+        if (bias) {
+            x = _mm256_add_ps(x, _mm256_loadu_ps(bias));
+            y = _mm256_add_ps(y, _mm256_loadu_ps(bias + 8));
+            bias += MHA__NR;
+        } else {
+            x = _mm256_mul_ps(x, f);
+            y = _mm256_mul_ps(y, f);
+        }
+        _mm256_storeu_ps(to, x);
+        _mm256_storeu_ps(to + 8, y);
+    }
+}
+
 /* in blocks of 8x8. Rows i and i+4 share a register, put there by the loads, so that the rest
    stays within 128-bit halves: two shuffles a register instead of three. */
 static MHA__AVX2 void mha__transpose_avx2(const float *const *row, const float *bias, float *to)
@@ -1015,8 +1049,10 @@ static MHA__AVX2 void mha__transpose_avx2(const float *const *row, const float *
         }
 }
 
-static const mha__kernels mha__avx2 = {MHA_ISA_AVX2,      MHA__AVX2_MR,    mha__gemm_avx2,
-                                       mha__softmax_avx2, mha__weigh_avx2, mha__transpose_avx2};
+static const mha__kernels mha__avx2 = {MHA_ISA_AVX2,      MHA__AVX2_MR,
+                                       mha__gemm_avx2,    mha__softmax_avx2,
+                                       mha__weigh_avx2,   mha__copy_avx2,
+                                       mha__transpose_avx2};
 
 /* ==== >>avx512 =================================================================== */
 
@@ -1157,7 +1193,8 @@ static MHA__AVX512 void mha__weigh_avx512(int m, int np, float *s, const float *
 
 static const mha__kernels mha__avx512 = {MHA_ISA_AVX512,    MHA__AVX512_MR,
                                          mha__gemm_avx512,  mha__softmax_avx512,
-                                         mha__weigh_avx512, mha__transpose_avx2};
+                                         mha__weigh_avx512, mha__copy_avx2,
+                                         mha__transpose_avx2};
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
@@ -1277,6 +1314,17 @@ static void mha__weigh_neon(int m, int np, float *s, const float *top, const flo
             }
 }
 
+static void mha__copy_neon(int n, const float *from, ptrdiff_t from_step, float *to,
+                           ptrdiff_t to_step, float mul, const float *bias)
+{
+    int j;
+    for (; n > 0; n--, from += from_step, to += to_step, bias += bias ? MHA__NR : 0)
+        for (j = 0; j < MHA__NR; j += 4) {
+            float32x4_t x = vld1q_f32(from + j);
+            vst1q_f32(to + j, bias ? vaddq_f32(x, vld1q_f32(bias + j)) : vmulq_n_f32(x, mul));
+        }
+}
+
 static void mha__transpose_neon(const float *const *row, const float *bias, float *to)
 {
     int r, c, i;
@@ -1291,8 +1339,10 @@ static void mha__transpose_neon(const float *const *row, const float *bias, floa
         }
 }
 
-static const mha__kernels mha__neon = {MHA_ISA_NEON,      MHA__NEON_MR,    mha__gemm_neon,
-                                       mha__softmax_neon, mha__weigh_neon, mha__transpose_neon};
+static const mha__kernels mha__neon = {MHA_ISA_NEON,      MHA__NEON_MR,
+                                       mha__gemm_neon,    mha__softmax_neon,
+                                       mha__weigh_neon,   mha__copy_neon,
+                                       mha__transpose_neon};
 
 #endif /* MHA__ARM64 */
 
@@ -1406,41 +1456,45 @@ static size_t mha__values_bytes(ptrdiff_t batch, ptrdiff_t heads, ptrdiff_t seq,
 
 static const float mha__zeros[MHA__NR] = {0};
 
-/* to[0..15] = from[0..15] * mul + add[0..15], in a shape that any compiler vectorises */
-static void mha__copy16(float *to, const float *from, float mul, const float *add)
-{
-    float x[MHA__NR];
-    int j;
-    for (j = 0; j < MHA__NR; j++) x[j] = from[j] * mul + add[j];
-    memcpy(to, x, sizeof x);
-}
-
-/* Columns c .. c+15 (c a multiple of 16; those below d) of positions t .. t+m-1, plus bias. Each
-   row has its own pointer; the positions lie in one block of 16. */
+/* np blocks of 16 columns from column c on, of one head of width d, of positions t .. t+m-1, plus
+   bias [16*np] if it is not null. Each row has its own pointer, its blocks step floats apart; the positions lie in
+   one block of 16. */
 static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t b, ptrdiff_t h,
-                       ptrdiff_t t, int m, ptrdiff_t c, ptrdiff_t d, const float *const *row,
-                       const float *bias)
+                       ptrdiff_t t, int m, ptrdiff_t c, int np, ptrdiff_t d,
+                       const float *const *row, ptrdiff_t step, const float *bias)
 {
     float *p = to->data + b * to->batch + h * to->head + t / MHA__NR * to->t_hi +
                t % MHA__NR * to->t_lo + c / MHA__NR * to->c_hi;
-    int n = (int)mha__min(MHA__NR, d - c), i, j;
-    if (n == MHA__NR && to->c_lo == 1)
-        for (i = 0; i < m; i++) mha__copy16(p + i * to->t_lo, row[i], 1.0f, bias);
-    else if (n == MHA__NR && m == MHA__NR && to->t_lo == 1)
-        kern->transpose(row, bias, p);
-    else
+    int full = (int)mha__min(np, (d - c) / MHA__NR), i, j, n;
+    const float *at[MHA__NR];
+    if (to->c_lo == 1) {
         for (i = 0; i < m; i++)
-            for (j = 0; j < n; j++) p[i * to->t_lo + j * to->c_lo] = row[i][j] + bias[j];
+            kern->copy(full, row[i], step, p + i * to->t_lo, to->c_hi, 1.0f, bias);
+    } else if (m < MHA__NR) {
+        full = 0;
+    } else {
+        memcpy(at, row, sizeof at);
+        for (n = 0; n < full; n++) {
+            kern->transpose(at, bias ? bias + n * MHA__NR : mha__zeros, p + n * to->c_hi);
+            for (i = 0; i < MHA__NR; i++) at[i] += step;
+        }
+    }
+    for (n = full; n < np; n++)
+        for (i = 0; i < m; i++)
+            for (j = 0; j < MHA__NR && c + n * MHA__NR + j < d; j++)
+                p[n * to->c_hi + i * to->t_lo + j * to->c_lo] =
+                    row[i][n * step + j] + (bias ? bias[n * MHA__NR + j] : 0.0f);
 }
 
 /* Row i of a tile: k floats of src, times mul. */
-static void mha__tile_row(float *tile, int mr, int i, ptrdiff_t k, const float *src, float mul)
+static void mha__tile_row(const mha__kernels *kern, float *tile, int i, ptrdiff_t k,
+                          const float *src, float mul)
 {
+    ptrdiff_t full = k / MHA__NR, j;
     float *to = tile + i * MHA__NR;
-    int j;
-    for (; k >= MHA__NR; k -= MHA__NR, src += MHA__NR, to += mr * MHA__NR)
-        mha__copy16(to, src, mul, mha__zeros);
-    for (j = 0; j < k; j++) to[j] = src[j] * mul;
+    kern->copy((int)full, src, MHA__NR, to, kern->mr * MHA__NR, mul, NULL);
+    to += full * kern->mr * MHA__NR;
+    for (j = 0; j < k % MHA__NR; j++) to[j] = src[full * MHA__NR + j] * mul;
 }
 
 /* floats of a tile with n columns */
@@ -1576,7 +1630,8 @@ static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrd
     ptrdiff_t mr = job->kern->mr, r, past, tile, n, h, col;
     ptrdiff_t b = (r0 + from) / job->seq, t = (r0 + from) % job->seq;
     const float *row[MHA__NR];
-    int q, m, i;
+    ptrdiff_t q;
+    int m, i;
     for (r = from; r < end; r += m, t += m) {
         if (t == job->seq) b++, t = 0;
         past = to->past ? to->past[b] : 0;
@@ -1590,13 +1645,12 @@ static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrd
             row[i] = c + tile * ctile + n * MHA__NR;
         }
         h = p / mat->head_panels;
-        col = p % mat->head_panels * MHA__NR;
-        for (q = 0; q < np; q++) {
-            mha__store(job->kern, to, b, h, past + t, m, col, mat->d, row,
-                       mat->b + (p + q) * MHA__NR);
-            for (i = 0; i < m; i++) row[i] += mr * MHA__NR;
-            col += MHA__NR;
-            if (col >= mat->d) col = 0, h++;
+        col = p % mat->head_panels; /* the first panel's in its head */
+        for (q = 0; q < np; q += n, col = 0, h++) {
+            n = mha__min(np - q, mat->head_panels - col);
+            mha__store(job->kern, to, b, h, past + t, m, col * MHA__NR, (int)n, mat->d, row,
+                       mr * MHA__NR, mat->b + (p + q) * MHA__NR);
+            for (i = 0; i < m; i++) row[i] += n * mr * MHA__NR;
         }
     }
     return r;
@@ -1630,8 +1684,8 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
 
     for (i = 0; i < tiles; i++)
         for (m = 0; m < kern->mr && i * kern->mr + m < rows; m++)
-            mha__tile_row(a + i * tile, kern->mr, m, job->k,
-                          job->x + (r0 + i * kern->mr + m) * job->k, 1.0f);
+            mha__tile_row(kern, a + i * tile, m, job->k, job->x + (r0 + i * kern->mr + m) * job->k,
+                          1.0f);
 
     for (which = 0; which < job->n; which++) {
         const mha__matrix *mat = job->mat[which];
@@ -1800,14 +1854,14 @@ static void mha__pack_head(const mha__kernels *kern, const float *from, ptrdiff_
     int m, i;
     for (t = t0; t < t1; t += MHA__NR) {
         m = (int)mha__min(MHA__NR, t1 - t);
-        for (i = 0; i < m; i++) row[i] = from + (t + i) * stride;
-        for (c = 0; c < d; c += MHA__NR) {
+        for (i = 0; i < m; i++) {
+            row[i] = from + (t + i) * stride;
             /* rows side by side the CPU fetches ahead by itself */
             if (stride != d && t + 2 * MHA__NR <= t1)
-                for (i = 0; i < m; i++) MHA__PREFETCH(row[i] + MHA__NR * stride);
-            mha__store(kern, to, b, g, t - origin, m, c, d, row, mha__zeros);
-            for (i = 0; i < m; i++) row[i] += MHA__NR;
+                for (c = 0; c < d; c += MHA__NR) MHA__PREFETCH(row[i] + MHA__NR * stride + c);
         }
+        mha__store(kern, to, b, g, t - origin, m, 0, (int)mha__div_up(d, MHA__NR), d, row, MHA__NR,
+                   NULL);
     }
 }
 
@@ -1993,7 +2047,7 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
             const float *src = from + i * job->q_stride.seq;
             if (n == mr) n = 0;
             if (i + 8 < i0 + u->queries) MHA__PREFETCH(src + 8 * job->q_stride.seq);
-            mha__tile_row(u->q + (r - n) * (u->qtile / mr), job->kern->mr, (int)n, job->d_k, src,
+            mha__tile_row(job->kern, u->q + (r - n) * (u->qtile / mr), (int)n, job->d_k, src,
                           job->scale * u->unit);
             u->row[r].head = g * group + h;
             u->row[r].query = i;
@@ -2062,17 +2116,13 @@ static void mha__unit_end(const mha__unit *u)
         const float *from;
         if (n == mr) n = 0, o += u->otile;
         from = o + n * MHA__NR;
-        if (!u->row[r].seen)
+        if (u->row[r].seen) {
+            job->kern->copy((int)(job->d_v / MHA__NR), from, mr * MHA__NR, to, MHA__NR, inv, NULL);
+            from += job->d_v / MHA__NR * mr * MHA__NR;
+            for (c = job->d_v / MHA__NR * MHA__NR; c < job->d_v; c++) to[c] = from[c % MHA__NR] * inv;
+        } else {
             memset(to, 0, (size_t)job->d_v * sizeof(float));
-        else
-            for (c = 0; c < job->d_v; c += MHA__NR, from += mr * MHA__NR) {
-                if (job->d_v - c >= MHA__NR) {
-                    mha__copy16(to + c, from, inv, mha__zeros);
-                } else {
-                    int j;
-                    for (j = 0; j < job->d_v - c; j++) to[c + j] = from[j] * inv;
-                }
-            }
+        }
         if (job->top) {
             job->top[at] = u->top[r] * (MHA__CAREFUL / u->unit);
             job->inv[at] = inv;
@@ -2166,7 +2216,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
             row[i].head = h;
             row[i].query = i0 + i;
             row[i].visible = mha__visible(job, b, i0 + i);
-            mha__tile_row(q, kern->mr, i, job->d_k,
+            mha__tile_row(kern, q, i, job->d_k,
                           job->q + b * job->q_stride.batch + h * job->q_stride.head +
                               (i0 + i) * job->q_stride.seq,
                           job->scale * MHA__CAREFUL);
