@@ -4,6 +4,7 @@
 #define MHA_IMPLEMENTATION
 #include "test.h"
 
+SUITE_EXTERN(kernels_suite);
 SUITE_EXTERN(errors_suite);
 SUITE_EXTERN(cache_suite);
 SUITE_EXTERN(edges_suite);
@@ -32,6 +33,7 @@ int main(int argc, char **argv)
     for (i = 0; i < n; i++) printf(" %s", mha_isa_name(isa[i]));
     printf("\n");
 
+    RUN_SUITE(kernels_suite);
     RUN_SUITE(errors_suite);
     RUN_SUITE(edges_suite);
     RUN_SUITE(stages_suite);

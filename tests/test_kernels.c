@@ -1,0 +1,897 @@
+/* test_kernels.c - the inner loops, called as mha.h calls them: 2^x over its whole range; products,
+   softmax and transpose against double; what their contract says of bits; nothing touched outside
+   the operands. Then the precision of attention and of the layer, at sizes people have.
+   This file holds an implementation of its own, to reach what is private. */
+#if !defined(_WIN32) && !defined(_DEFAULT_SOURCE)
+#define _DEFAULT_SOURCE /* mmap, MAP_ANONYMOUS, sigsetjmp under -std=c99 */
+#endif
+#define MHA_STATIC
+#define MHA_IMPLEMENTATION
+#include "fixture.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#define HAVE_FENCES
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+/* Below this many cases the run is meant to be short: a sanitizer, an emulator. */
+#define SHORT_RUN (test_cases < 500)
+
+static char note[256]; /* what a test measured: the message it passes with */
+
+/* Where row i, column j of a tile is. */
+static size_t at(const mha__kernels *kern, int i, int j)
+{
+    return (size_t)((j / MHA__NR * kern->mr + i) * MHA__NR + j % MHA__NR);
+}
+
+/* ---- 2^x ------------------------------------------------------------------------------------ */
+
+/* Measured over all 1.1e9 floats of [-140, 0]: with FMA 0.508, without 1.048. */
+#define EXP_ULP 1.0
+#define EXP_ULP_SCALAR 1.1
+
+/* How far got is from want >= 2^-126, in units of want's last place. */
+static double ulps(float got, double want)
+{
+    uint64_t u;
+    double unit;
+    memcpy(&u, &want, sizeof u);
+    u &= 0x7ff0000000000000u; /* the power of two in want */
+    memcpy(&unit, &u, sizeof unit);
+    return fabs((double)got - want) / (unit / 8388608);
+}
+
+/* s = 2^s for s <= 0, one tile of np blocks, by softmax or by weigh. */
+static void exp_tile(const mha__kernels *kern, int np, float *s, int weigh)
+{
+    float top[MHA__MR_MAX], one[MHA__MR_MAX], sum[MHA__MR_MAX], alpha[MHA__MR_MAX];
+    for (int i = 0; i < MHA__MR_MAX; i++) top[i] = sum[i] = alpha[i] = 0.0f, one[i] = 1.0f;
+    if (weigh) {
+        for (int i = 0; i < np * kern->mr * MHA__NR; i++) s[i] /= 16;
+        kern->weigh(kern->mr, np, s, top, one);
+    } else {
+        kern->softmax(kern->mr, np, s, top, sum, alpha);
+    }
+}
+
+TEST exp_sweep(mha_isa isa)
+{
+    enum { NP = 64, LAST = 0x430c0000 };            /* bits of 140 */
+    const double tiny = 1.17549435082228750797e-38; /* 2^-126 */
+    const mha__kernels *kern = mha__kernels_for(isa);
+    const double limit = isa == MHA_ISA_SCALAR ? EXP_ULP_SCALAR : EXP_ULP;
+    const uint32_t step = SHORT_RUN ? 4099 : 131, n = (uint32_t)(NP * kern->mr * MHA__NR);
+    float *x = test_floats(n, 0.0f), *y[2];
+    double worst[2] = { 0, 0 };
+    float where[2] = { 0, 0 };
+    uint32_t u = (uint32_t)(test_seed % step), used;
+    y[0] = test_floats(n, 0.0f);
+    y[1] = test_floats(n, 0.0f);
+    while (u <= LAST) {
+        for (used = 0; used < n && u <= LAST; used++, u += step) x[used] = f_bits(u | 0x80000000u);
+        for (int way = 0; way < 2; way++) {
+            memcpy(y[way], x, n * sizeof *x);
+            exp_tile(kern, NP, y[way], way);
+        }
+        for (uint32_t i = 0; i < used; i++) {
+            const double want = exp2((double)x[i]);
+            for (int way = 0; way < 2; way++) {
+                const double got = (double)y[way][i];
+                double e;
+                ASSERTm("not in [0, 1]", is_finite(y[way][i]) && got >= 0 && got <= 1);
+                if (want < tiny) { /* 0, or the denormal next to it */
+                    ASSERTm("denormal", got <= 0 || fabs(got - want) <= tiny / 8388608);
+                    continue;
+                }
+                e = ulps(y[way][i], want);
+                if (e > worst[way]) worst[way] = e, where[way] = x[i];
+            }
+        }
+    }
+    snprintf(note, sizeof note, "softmax %.4f ulp at %.9g, weigh %.4f ulp at %.9g", worst[0],
+             (double)where[0], worst[1], (double)where[1]);
+    if (!(worst[0] <= limit && worst[1] <= limit)) FAILm(note);
+    free(x);
+    free(y[0]);
+    free(y[1]);
+    PASSm(note);
+}
+
+TEST exp_special(mha_isa isa)
+{
+    static const float gone[] = { -150.00002f, -151,   -152.5f, -200,    -1000,
+                                  -65536.5f,   -1e10f, -1e30f,  -1.5e38f };
+    static const uint32_t nan[] = { 0x7fc00000u, 0xffc00000u, 0x7f800001u,
+                                    0xff800001u, 0x7fffffffu, 0xffffffffu };
+    enum { GONE = sizeof gone / sizeof *gone, NANS = sizeof nan / sizeof *nan };
+    const mha__kernels *kern = mha__kernels_for(isa);
+    const int n = kern->mr * MHA__NR;
+    for (int way = 0; way < 2; way++)
+        for (int where = 0; where < n; where++) { /* every lane in turn */
+            float s[MHA__MR_MAX * MHA__NR];
+            for (int i = 0; i < n; i++) s[i] = i % 2 ? f_bits(0x80000000u) : 0.0f;
+            exp_tile(kern, 1, s, way);
+            for (int i = 0; i < n; i++) ASSERTm("2^0 is 1", bits_f(s[i]) == 0x3f800000u);
+
+            for (int i = 0; i < n; i++) s[i] = gone[(i + where) % GONE];
+            s[where] = F_NINF;
+            exp_tile(kern, 1, s, way);
+            for (int i = 0; i < n; i++) ASSERTm("0 far below", bits_f(s[i]) == 0);
+
+            for (int i = 0; i < n; i++) s[i] = (float)-i;
+            s[where] = f_bits(nan[where % NANS]);
+            exp_tile(kern, 1, s, way);
+            ASSERTm("NaN gives NaN", is_nan(s[where]));
+        }
+    PASS();
+}
+
+/* ---- gemm ----------------------------------------------------------------------------------- */
+
+static const int depths[] = { 0, 1, 2, 15, 16, 17, 31, 32, 33, 64, 100 };
+enum { DEPTHS = sizeof depths / sizeof *depths, NP_MAX = 9, K_MAX = 102 };
+enum { A_MAX = (K_MAX / MHA__NR + 1) * MHA__MR_MAX * MHA__NR, EDGE = 32 };
+enum { B_MAX = NP_MAX * MHA__NR * (K_MAX + 9), C_MAX = NP_MAX * MHA__MR_MAX * MHA__NR + 2 * EDGE };
+
+/* c = start * c + a b. What is not an operand is NaN, with bits of its own. */
+typedef struct product {
+    const mha__kernels *kern;
+    int m, np, k;
+    ptrdiff_t b_row, b_panel;
+    const float *start; /* null, or factor */
+    float factor[MHA__MR_MAX];
+    float a[A_MAX], b[B_MAX], c[C_MAX]; /* c: from EDGE on */
+} product;
+
+#define CANARY 0x7fa5a5a5u
+
+static void product_make(product *p, const mha__kernels *kern, int m, int np, int k, int strided,
+                         int given, rng *r)
+{
+    size_t i;
+    p->kern = kern;
+    p->m = m, p->np = np, p->k = k;
+    p->b_row = strided ? NP_MAX * MHA__NR + 5 : MHA__NR;
+    p->b_panel = strided ? MHA__NR : (K_MAX + 1) * MHA__NR;
+    for (i = 0; i < A_MAX; i++) p->a[i] = f_bits(CANARY);
+    for (i = 0; i < B_MAX; i++) p->b[i] = f_bits(CANARY);
+    for (i = 0; i < C_MAX; i++) p->c[i] = f_bits(CANARY);
+    for (i = 0; i < MHA__MR_MAX; i++) p->factor[i] = f_bits(CANARY);
+    p->start = given ? p->factor : NULL;
+    for (int y = 0; y < m; y++) {
+        p->factor[y] = rng_chance(r, 20) ? 0.0f : fabsf(rng_normal(r));
+        for (int x = 0; x < k; x++) p->a[at(kern, y, x)] = rng_normal(r);
+        if (given)
+            for (int x = 0; x < np * MHA__NR; x++) p->c[EDGE + at(kern, y, x)] = rng_normal(r);
+    }
+    for (int y = 0; y < k; y++)
+        for (int x = 0; x < np * MHA__NR; x++)
+            p->b[y * p->b_row + x / MHA__NR * p->b_panel + x % MHA__NR] = rng_normal(r);
+}
+
+/* Columns k0 .. k0+k-1 of a, rows i0 .. i0+m-1, panels p0 .. p0+np-1. */
+static void product_part(const product *p, int i0, int m, int p0, int np, int k0, int k, float *c,
+                         const float *start)
+{
+    p->kern->gemm(m, np, k, p->a + at(p->kern, i0, k0), p->b + k0 * p->b_row + p0 * p->b_panel,
+                  p->b_row, p->b_panel, c + EDGE + at(p->kern, i0, p0 * MHA__NR),
+                  start ? start + i0 : NULL);
+}
+
+/* Bit for bit, all of c; with TEST_FAST_MATH the numbers to 1e-5, what is not in c by bits. */
+static int same_c(const product *p, const float *x, const float *y)
+{
+#ifdef TEST_FAST_MATH
+    for (size_t i = 0; i < C_MAX; i++)
+        if (bits_f(x[i]) == CANARY ? bits_f(y[i]) != CANARY : !same_result(x + i, y + i, 1))
+            return 0;
+    (void)p;
+    return 1;
+#else
+    (void)p;
+    return same_bits(x, y, C_MAX);
+#endif
+}
+
+static enum greatest_test_res product_check(product *p)
+{
+    const mha__kernels *kern = p->kern;
+    const int m = p->m, np = p->np, k = p->k;
+    static float whole[C_MAX], part[C_MAX];
+    float ones[MHA__MR_MAX];
+    for (int i = 0; i < MHA__MR_MAX; i++) ones[i] = 1.0f;
+    memcpy(whole, p->c, sizeof whole);
+    product_part(p, 0, m, 0, np, 0, k, whole, p->start);
+
+    for (int i = 0; i < C_MAX; i++) { /* rows from m on, and around */
+        const int y = (i - EDGE) / MHA__NR % kern->mr, x = i - EDGE;
+        if (x < 0 || x >= np * kern->mr * MHA__NR || y >= m)
+            ASSERTm("written outside of c", bits_f(whole[i]) == CANARY);
+    }
+    for (int y = 0; y < m; y++)
+        for (int x = 0; x < np * MHA__NR; x++) {
+            const size_t here = EDGE + at(kern, y, x);
+            double want = p->start ? (double)p->start[y] * (double)p->c[here] : 0;
+            double size = fabs(want);
+            for (int i = 0; i < k; i++) {
+                const float *b = p->b + i * p->b_row + x / MHA__NR * p->b_panel + x % MHA__NR;
+                const double term = (double)p->a[at(kern, y, i)] * (double)*b;
+                want += term;
+                size += fabs(term);
+            }
+            ASSERT_CLOSE(whole + here, &want, 1, size * (k + 2) * 6e-8);
+        }
+
+    for (int cut = MHA__NR; cut < k; cut += MHA__NR) {
+        memcpy(part, p->c, sizeof part);
+        product_part(p, 0, m, 0, np, 0, cut, part, p->start);
+        product_part(p, 0, m, 0, np, cut, k - cut, part, ones);
+        ASSERTm("k in two parts", same_c(p, whole, part));
+    }
+    if (k > 0) {
+        memcpy(part, p->c, sizeof part);
+        for (int i = 0; i < k; i++) product_part(p, 0, m, 0, np, i, 1, part, i ? ones : p->start);
+        ASSERTm("k one by one", same_c(p, whole, part));
+    }
+    memcpy(part, p->c, sizeof part);
+    for (int i = 0; i < m; i++) product_part(p, i, 1, 0, np, 0, k, part, p->start);
+    ASSERTm("row by row", same_c(p, whole, part));
+    memcpy(part, p->c, sizeof part);
+    for (int i = 0; i < np; i++) product_part(p, 0, m, i, 1, 0, k, part, p->start);
+    ASSERTm("panel by panel", same_c(p, whole, part));
+
+    for (int i = k; i < k + 2; i++) { /* two terms more where a is 0 */
+        for (int y = 0; y < m; y++) p->a[at(kern, y, i)] = 0.0f;
+        for (int x = 0; x < np * MHA__NR; x++)
+            p->b[i * p->b_row + x / MHA__NR * p->b_panel + x % MHA__NR] = (float)(x - 40);
+    }
+    memcpy(part, p->c, sizeof part);
+    product_part(p, 0, m, 0, np, 0, k + 2, part, p->start);
+    ASSERTm("terms where a is 0", same_c(p, whole, part));
+    PASS();
+}
+
+TEST gemm_contract(mha_isa isa)
+{
+    static product p;
+    const mha__kernels *kern = mha__kernels_for(isa);
+    rng r = rng_make(test_seed + 100);
+    for (int m = 1; m <= kern->mr; m++)
+        for (int np = 1; np <= NP_MAX; np++)
+            for (int k = 0; k < DEPTHS; k++)
+                for (int way = 0; way < 4; way++) {
+                    enum greatest_test_res res;
+                    product_make(&p, kern, m, np, depths[k], way % 2, way / 2, &r);
+                    res = product_check(&p);
+                    if (res != GREATEST_TEST_RES_PASS)
+                        printf("  m %d, np %d, k %d, %s, start %s\n", m, np, depths[k],
+                               way % 2 ? "strided" : "packed", way / 2 ? "given" : "null");
+                    CHECK_CALL(res);
+                }
+    PASS();
+}
+
+/* ---- softmax, weigh, transpose ----------------------------------------------------------------- */
+
+/* |got/2^x - 1| is at most this: x is the difference of two floats, rounded. */
+static double exp_tol(double x)
+{
+    return (fabs(x) + 3) * (double)FLT_EPSILON;
+}
+
+/* The total as it is defined, of row i of np blocks. */
+static float total_of(const mha__kernels *kern, const float *s, int i, int np)
+{
+    volatile float lane[MHA__NR]; /* volatile: in this order also with -ffast-math */
+    for (int j = 0; j < MHA__NR; j++) lane[j] = 0.0f;
+    for (int j = 0; j < np * MHA__NR; j++) lane[j % MHA__NR] += s[at(kern, i, j)];
+    for (int half = MHA__NR / 2; half > 0; half /= 2)
+        for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+    return lane[0];
+}
+
+static int same_sum(float got, float was, float alpha, float total)
+{
+    volatile float scaled = was * alpha;
+#ifdef TEST_FAST_MATH
+    return fabs((double)got - (double)scaled - (double)total) <= 1e-5 * fabs((double)got);
+#else
+    volatile float sum = scaled + total; /* or with one rounding less, where there is FMA */
+    return got == sum || got == fmaf(was, alpha, total);
+#endif
+}
+
+/* Scores of m rows: some excluded, now and then a whole row of them. */
+static void scores_make(const mha__kernels *kern, int m, int np, float size, float *s, rng *r)
+{
+    for (int i = 0; i < np * kern->mr * MHA__NR; i++) s[i] = f_bits(CANARY);
+    for (int i = 0; i < m; i++) {
+        const int excluded = rng_chance(r, 10) ? 100 : rng_chance(r, 50) ? 20 : 0;
+        for (int j = 0; j < np * MHA__NR; j++)
+            s[at(kern, i, j)] = rng_chance(r, excluded) ? F_NINF : size * rng_normal(r);
+    }
+}
+
+static int canaries(const mha__kernels *kern, int m, int np, const float *s)
+{
+    for (int i = m; i < kern->mr; i++)
+        for (int j = 0; j < np * MHA__NR; j++)
+            if (bits_f(s[at(kern, i, j)]) != CANARY) return 0;
+    return 1;
+}
+
+static int excluded(float score)
+{
+    return bits_f(score) == 0xff800000u;
+}
+
+enum { BLOCKS = 5, WIDE = 17 };
+
+static enum greatest_test_res softmax_check(const mha__kernels *kern, int m, float size, rng *r)
+{
+    static float s[BLOCKS][WIDE * MHA__MR_MAX * MHA__NR], e[WIDE * MHA__MR_MAX * MHA__NR];
+    float top[MHA__MR_MAX + 1], sum[MHA__MR_MAX + 1], alpha[MHA__MR_MAX + 1];
+    int np[BLOCKS];
+    for (int i = 0; i <= MHA__MR_MAX; i++) {
+        top[i] = i < m ? -FLT_MAX : f_bits(CANARY);
+        sum[i] = i < m ? 0.0f : f_bits(CANARY);
+        alpha[i] = f_bits(CANARY);
+    }
+    for (int n = 0; n < BLOCKS; n++) {
+        float top0[MHA__MR_MAX + 1], sum0[MHA__MR_MAX + 1];
+        memcpy(top0, top, sizeof top);
+        memcpy(sum0, sum, sizeof sum);
+        np[n] = n == 0 ? 1 : rng_int(r, 1, WIDE);
+        scores_make(kern, m, np[n], size, s[n], r);
+        memcpy(e, s[n], sizeof e);
+        kern->softmax(m, np[n], e, top, sum, alpha);
+        ASSERTm("rows from m on", canaries(kern, m, np[n], e));
+        for (int i = m; i <= MHA__MR_MAX; i++)
+            ASSERTm("numbers from m on", bits_f(top[i]) == CANARY && bits_f(sum[i]) == CANARY &&
+                                             bits_f(alpha[i]) == CANARY);
+        for (int i = 0; i < m; i++) {
+            float hi = top0[i];
+            double want;
+            for (int j = 0; j < np[n] * MHA__NR; j++) {
+                const float x = s[n][at(kern, i, j)];
+                if (!excluded(x) && x > hi) hi = x;
+            }
+            ASSERTm("top is the largest score", bits_f(top[i]) == bits_f(hi));
+            want = exp2((double)top0[i] - (double)hi);
+            ASSERT_CLOSE(alpha + i, &want, 1, want * exp_tol((double)top0[i] - (double)hi));
+            for (int j = 0; j < np[n] * MHA__NR; j++) {
+                const float *got = e + at(kern, i, j);
+                const double x = (double)s[n][at(kern, i, j)] - (double)hi;
+                if (excluded(s[n][at(kern, i, j)])) {
+                    ASSERTm("-inf gives 0", bits_f(*got) == 0);
+                    continue;
+                }
+                want = exp2(x);
+                ASSERT_CLOSE(got, &want, 1, want * exp_tol(x) + 1.2e-38);
+            }
+            ASSERTm("sum", same_sum(sum[i], sum0[i], alpha[i], total_of(kern, e, i, np[n])));
+        }
+    }
+    for (int i = 0; i < m; i++) { /* and all blocks together */
+        double want = 0;
+        for (int n = 0; n < BLOCKS; n++)
+            for (int j = 0; j < np[n] * MHA__NR; j++)
+                if (!excluded(s[n][at(kern, i, j)]))
+                    want += exp2((double)s[n][at(kern, i, j)] - (double)top[i]);
+        ASSERT_CLOSE(sum + i, &want, 1, 4e-6 * want);
+    }
+    PASS();
+}
+
+TEST softmax_contract(mha_isa isa)
+{
+    static const float sizes[] = { 0.1f, 1.5f, 20, 1000 };
+    const mha__kernels *kern = mha__kernels_for(isa);
+    rng r = rng_make(test_seed + 200);
+    for (int m = 1; m <= kern->mr; m++)
+        for (int n = 0; n < 80; n++) CHECK_CALL(softmax_check(kern, m, sizes[n % 4], &r));
+    PASS();
+}
+
+TEST softmax_nan(mha_isa isa)
+{
+    const mha__kernels *kern = mha__kernels_for(isa);
+    enum { NP = 3 };
+    for (int where = 0; where < NP * MHA__NR; where++) {
+        float s[NP * MHA__MR_MAX * MHA__NR], top[MHA__MR_MAX], sum[MHA__MR_MAX], alpha[MHA__MR_MAX];
+        const int bad = where % kern->mr;
+        for (int i = 0; i < NP * kern->mr * MHA__NR; i++) s[i] = (float)(i % 37) / 8;
+        for (int i = 0; i < kern->mr; i++) top[i] = 1.0f, sum[i] = 2.0f;
+        s[at(kern, bad, where)] = F_NAN;
+        kern->softmax(kern->mr, NP, s, top, sum, alpha);
+        ASSERT(is_nan(s[at(kern, bad, where)]));
+        for (int i = 0; i < kern->mr; i++) ASSERT_EQ_FMT(i == bad, is_nan(sum[i]), "%d");
+    }
+    PASS();
+}
+
+TEST weigh_contract(mha_isa isa)
+{
+    static const float sizes[] = { 0.1f, 1.5f, 20, 1000 };
+    static float s[WIDE * MHA__MR_MAX * MHA__NR], e[WIDE * MHA__MR_MAX * MHA__NR];
+    const mha__kernels *kern = mha__kernels_for(isa);
+    rng r = rng_make(test_seed + 300);
+    for (int n = 0; n < 500; n++) {
+        const int m = n % kern->mr + 1, np = rng_int(&r, 1, WIDE);
+        const float size = sizes[rng_int(&r, 0, 3)];
+        float top[MHA__MR_MAX], inv[MHA__MR_MAX];
+        scores_make(kern, m, np, size / 16, s, &r);
+        memcpy(e, s, sizeof e);
+        for (int i = 0; i < MHA__MR_MAX; i++) top[i] = inv[i] = f_bits(CANARY);
+        for (int i = 0; i < m; i++) {
+            inv[i] = 1 / (1 + 100 * fabsf(rng_normal(&r)));
+            top[i] = size / 2;
+        }
+        kern->weigh(m, np, e, top, inv);
+        ASSERTm("rows from m on", canaries(kern, m, np, e));
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < np * MHA__NR; j++) {
+                const float *got = e + at(kern, i, j);
+                const double x = 16 * ((double)s[at(kern, i, j)] - (double)top[i]);
+                double want;
+                if (excluded(s[at(kern, i, j)])) {
+                    ASSERTm("-inf gives 0", bits_f(*got) == 0);
+                    continue;
+                }
+                want = exp2(x) * (double)inv[i];
+                ASSERT_CLOSE(got, &want, 1, want * exp_tol(x) + 1.2e-38);
+            }
+    }
+    PASS();
+}
+
+TEST transpose_contract(mha_isa isa)
+{
+    const mha__kernels *kern = mha__kernels_for(isa);
+    rng r = rng_make(test_seed + 400);
+    for (int n = 0; n < 100; n++) {
+        float from[MHA__NR * 37], bias[MHA__NR], to[MHA__NR * MHA__NR + 2];
+        const float *row[MHA__NR];
+        rng_fill(&r, from, sizeof from / sizeof *from);
+        rng_fill(&r, bias, MHA__NR);
+        if (n % 2) memset(bias, 0, sizeof bias);
+        from[n] = n % 3 ? F_INF : F_NINF; /* passes through, and spoils nothing else */
+        for (int i = 0; i < MHA__NR; i++) row[i] = from + i * 37 + rng_int(&r, 0, 21);
+        to[0] = to[MHA__NR * MHA__NR + 1] = f_bits(CANARY);
+        kern->transpose(row, bias, to + 1);
+        for (int i = 0; i < MHA__NR; i++)
+            for (int c = 0; c < MHA__NR; c++) {
+                volatile float want = row[i][c] + bias[c];
+                ASSERT_EQ_FMT(bits_f(want), bits_f(to[1 + MHA__NR * c + i]), "%08x");
+            }
+        ASSERT(bits_f(to[0]) == CANARY && bits_f(to[MHA__NR * MHA__NR + 1]) == CANARY);
+    }
+    PASS();
+}
+
+/* ---- nothing outside the operands ----------------------------------------------------------- */
+
+#ifdef HAVE_FENCES
+
+/* Memory between two pages that may not be touched. */
+typedef struct fence {
+    char *map;
+    size_t page, bytes;
+} fence;
+
+static int fence_make(fence *f, size_t bytes)
+{
+    void *map;
+    f->page = (size_t)sysconf(_SC_PAGESIZE);
+    f->bytes = (bytes + f->page - 1) / f->page * f->page;
+    map = mmap(NULL, f->bytes + 2 * f->page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+               -1, 0);
+    if (map == MAP_FAILED) return 0;
+    f->map = (char *)map;
+    memset(f->map + f->page, 0, f->bytes);
+    return mprotect(f->map, f->page, PROT_NONE) == 0 &&
+           mprotect(f->map + f->page + f->bytes, f->page, PROT_NONE) == 0;
+}
+
+static void fence_free(fence *f)
+{
+    munmap(f->map, f->bytes + 2 * f->page);
+}
+
+/* n floats right before the second page, or right after the first. */
+static float *fence_floats(const fence *f, size_t n, int last)
+{
+    char *p = f->map + f->page + (last ? f->bytes - n * sizeof(float) : 0);
+    return (float *)(void *)p;
+}
+
+static sigjmp_buf fault;
+
+static void on_fault(int sig)
+{
+    (void)sig;
+    siglongjmp(fault, 1);
+}
+
+/* One call of a kernel: which of them, and its shape. */
+typedef struct visit {
+    const mha__kernels *kern;
+    int what; /* 0 gemm, 1 softmax, 2 weigh, 3 transpose */
+    int m, np, k, strided, given, last;
+    fence *f; /* 6 of them */
+} visit;
+
+static void visit_run(const visit *v)
+{
+    const int mr = v->kern->mr;
+    const ptrdiff_t b_row = v->strided ? NP_MAX * MHA__NR + 5 : MHA__NR;
+    const ptrdiff_t b_panel = v->strided ? MHA__NR : v->k * MHA__NR;
+    const size_t m = (size_t)v->m;
+    const size_t n_c = (size_t)((v->np - 1) * mr * MHA__NR + v->m * MHA__NR);
+    float *c = fence_floats(v->f, n_c, v->last);
+    float *x = fence_floats(v->f + 1, m, v->last), *y = fence_floats(v->f + 2, m, v->last);
+    float *z = fence_floats(v->f + 3, m, v->last);
+    if (v->what == 0) {
+        const size_t n_a = v->k ? 1 + at(v->kern, v->m - 1, v->k - 1) : 0;
+        const size_t n_b =
+            v->k ? (size_t)((v->k - 1) * b_row + (v->np - 1) * b_panel + MHA__NR) : 0;
+        v->kern->gemm(v->m, v->np, v->k, fence_floats(v->f + 4, n_a, v->last),
+                      fence_floats(v->f + 5, n_b, v->last), b_row, b_panel, c, v->given ? x : NULL);
+    } else if (v->what == 1) {
+        v->kern->softmax(v->m, v->np, c, x, y, z);
+    } else if (v->what == 2) {
+        v->kern->weigh(v->m, v->np, c, x, y);
+    } else {
+        const float *row[MHA__NR];
+        for (int i = 0; i < MHA__NR; i++) row[i] = fence_floats(v->f + 4, MHA__NR, (v->k + i) % 2);
+        v->kern->transpose(row, fence_floats(v->f + 5, MHA__NR, v->last),
+                           fence_floats(v->f, MHA__NR * MHA__NR, v->last));
+    }
+}
+
+static int visit_faults(const visit *v)
+{
+    if (sigsetjmp(fault, 1)) return 1;
+    visit_run(v);
+    return 0;
+}
+
+static int visit_all(visit *v)
+{
+    for (v->what = 0; v->what < 4; v->what++)
+        for (v->m = 1; v->m <= v->kern->mr; v->m++)
+            for (v->np = 1; v->np <= NP_MAX; v->np++)
+                for (int k = 0; k < (v->what == 0 ? DEPTHS : 2); k++)
+                    for (int way = 0; way < 8; way++) {
+                        v->k = depths[k], v->strided = way % 2, v->given = way / 2 % 2;
+                        v->last = way / 4;
+                        if (visit_faults(v)) return 1;
+                    }
+    return 0;
+}
+
+TEST stays_inside(mha_isa isa)
+{
+    static const char *const names[] = { "gemm", "softmax", "weigh", "transpose" };
+    static const int sigs[2] = { SIGSEGV, SIGBUS };
+    struct sigaction act, was[2];
+    fence f[6];
+    visit v;
+    int faulted;
+    memset(&v, 0, sizeof v);
+    memset(&act, 0, sizeof act);
+    v.kern = mha__kernels_for(isa);
+    v.f = f;
+    for (int i = 0; i < 6; i++)
+        if (!fence_make(f + i, B_MAX * sizeof(float))) SKIPm("mmap or mprotect does not work here");
+    act.sa_handler = on_fault;
+    sigemptyset(&act.sa_mask);
+    for (int i = 0; i < 2; i++) sigaction(sigs[i], &act, was + i);
+    faulted = visit_all(&v);
+    for (int i = 0; i < 2; i++) sigaction(sigs[i], was + i, NULL);
+    for (int i = 0; i < 6; i++) fence_free(f + i);
+    if (faulted) {
+        snprintf(note, sizeof note,
+                 "%s touches what is %s its operands: m %d, np %d, k %d, %s, start %s",
+                 names[v.what], v.last ? "after" : "before", v.m, v.np, v.k,
+                 v.strided ? "strided" : "packed", v.given ? "given" : "null");
+        FAILm(note);
+    }
+    PASS();
+}
+
+#else
+
+TEST stays_inside(mha_isa isa)
+{
+    (void)isa;
+    SKIPm("no mmap and mprotect here");
+}
+
+#endif
+
+/* ---- precision ------------------------------------------------------------------------------ */
+
+/* What mha.h promises for normally distributed numbers: errors of attention relative to the
+   largest value, of the layer relative to its largest output. */
+#define SDPA_TOL 2e-6
+#define LAYER_TOL 1e-5
+
+typedef struct size {
+    const char *name;
+    int B, T, D, H, G, causal;
+    int past; /* > 0: T new tokens after so many in a cache */
+    int big;  /* not on SCALAR, nor in a short run */
+    int rows; /* of y that are compared */
+} size;
+
+static const size sizes[] = {
+    { "tiny", 1, 16, 64, 4, 4, 0, 0, 0, 16 },
+    { "small", 1, 128, 384, 12, 12, 0, 0, 0, 24 },
+    { "base", 8, 128, 768, 12, 12, 0, 0, 1, 24 },
+    { "batch", 32, 64, 512, 8, 8, 0, 0, 1, 24 },
+    { "causal", 1, 1024, 768, 12, 12, 1, 0, 1, 24 },
+    { "grouped", 1, 512, 2048, 32, 8, 1, 0, 1, 8 },
+    { "long_causal", 1, 4096, 512, 8, 8, 1, 0, 1, 24 },
+    { "long", 1, 4096, 512, 8, 8, 0, 0, 1, 24 },
+    { "decode", 1, 1, 768, 12, 12, 1, 1024, 1, 4 },
+    { "decode_grouped", 1, 1, 2048, 32, 8, 1, 1024, 1, 4 },
+};
+
+static double *doubles(size_t n)
+{
+    double *p = (double *)calloc(n ? n : 1, sizeof *p);
+    if (!p) abort();
+    return p;
+}
+
+/* The instruction sets that size s is run with. */
+static int size_isas(const size *s, mha_isa out[8])
+{
+    mha_isa all[8];
+    int n = 0;
+    for (int i = 0, have = test_isas(all); i < have; i++)
+        if (!s->big || all[i] != MHA_ISA_SCALAR) out[n++] = all[i];
+    return n;
+}
+
+/* p[j] = softmax over j < n of p[j] */
+static void soft(double *p, int n)
+{
+    double top = p[0], sum = 0;
+    for (int j = 1; j < n; j++)
+        if (p[j] > top) top = p[j];
+    for (int j = 0; j < n; j++) sum += p[j] = exp(p[j] - top);
+    for (int j = 0; j < n; j++) p[j] /= sum;
+}
+
+static double dot(const double *a, const double *b, int n)
+{
+    double s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+    int i;
+    for (i = 0; i + 4 <= n; i += 4) {
+        s0 += a[i] * b[i];
+        s1 += a[i + 1] * b[i + 1];
+        s2 += a[i + 2] * b[i + 2];
+        s3 += a[i + 3] * b[i + 3];
+    }
+    for (; i < n; i++) s0 += a[i] * b[i];
+    return s0 + s1 + s2 + s3;
+}
+
+/* One row of o: query q, the first n keys. */
+static void sdpa_row(const float *q, const float *k, const float *v, int n, int d, double *o)
+{
+    double *p = doubles((size_t)n);
+    for (int j = 0; j < n; j++) {
+        for (int c = 0; c < d; c++)
+            p[j] += (double)q[c] * (double)k[(size_t)j * (size_t)d + (size_t)c];
+        p[j] /= sqrt((double)d);
+    }
+    soft(p, n);
+    for (int c = 0; c < d; c++) o[c] = 0;
+    for (int j = 0; j < n; j++)
+        for (int c = 0; c < d; c++) o[c] += p[j] * (double)v[(size_t)j * (size_t)d + (size_t)c];
+    free(p);
+}
+
+TEST sdpa_precision(const size *s)
+{
+    const int d = s->D / s->H, S = s->past + s->T, rows = 256;
+    const size_t zd = (size_t)d, zS = (size_t)S, zT = (size_t)s->T;
+    const size_t n_q = (size_t)(s->B * s->H) * zT * zd, n_k = (size_t)(s->B * s->G) * zS * zd;
+    rng r = rng_make(test_seed + 500);
+    float *q, *k, *v, *o[8];
+    double *want = doubles(zd), v_max = 0, worst[8] = { 0 };
+    mha_isa isa[8];
+    const int n = size_isas(s, isa);
+    char *p = note;
+    int ok = 1;
+    if (s->big && SHORT_RUN) SKIPm("a short run: MHA_TEST_CASES is below 500");
+    if (n == 0) SKIPm("no SIMD here: too slow");
+    q = rng_floats(&r, n_q);
+    k = rng_floats(&r, n_k);
+    v = rng_floats(&r, n_k);
+    for (size_t i = 0; i < n_k; i++) v_max = fmax(v_max, fabs((double)v[i]));
+    for (int i = 0; i < n; i++) {
+        mha_sdpa_args a = { 0 };
+        a.batch = s->B, a.heads = s->H, a.kv_heads = s->G, a.seq = s->T, a.source_seq = S;
+        a.d_k = d, a.q = q, a.k = k, a.v = v, a.isa = isa[i];
+        a.o = o[i] = test_floats(n_q, F_NAN);
+        a.mask.causal = s->causal ? MHA_CAUSAL : MHA_NOT_CAUSAL;
+        ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    }
+    for (int row = 0; row < rows; row++) {
+        const int b = rng_int(&r, 0, s->B - 1), h = rng_int(&r, 0, s->H - 1);
+        const int t = row == 0 ? 0 : row == 1 ? s->T - 1 : rng_int(&r, 0, s->T - 1);
+        const size_t qat = ((size_t)(b * s->H + h) * zT + (size_t)t) * zd;
+        const size_t kat = (size_t)(b * s->G + h / (s->H / s->G)) * zS * zd;
+        sdpa_row(q + qat, k + kat, v + kat, s->causal ? s->past + t + 1 : S, d, want);
+        for (int i = 0; i < n; i++)
+            worst[i] = fmax(worst[i], max_err(o[i] + qat, want, zd) / v_max);
+    }
+    p += snprintf(p, sizeof note, "error / max|v|:");
+    for (int i = 0; i < n; i++) {
+        p += snprintf(p, sizeof note - (size_t)(p - note), " %s %.2g", mha_isa_name(isa[i]),
+                      worst[i]);
+        ok &= worst[i] <= SDPA_TOL;
+        free(o[i]);
+    }
+    free(q);
+    free(k);
+    free(v);
+    free(want);
+    if (!ok) FAILm(note);
+    PASSm(note);
+}
+
+/* One row of y = concat(softmax(q k^T) v) W_O, q from row t of x and k, v from its first n rows.
+   Keys and values of all positions would cost more than the layer itself, so the brackets stand
+   elsewhere: q (x W_K)^T = (q W_K^T) x^T and p (x W_V) = (p x) W_V. */
+static void layer_row(const size *s, const net *net, const float *x, int t, int n, double *y)
+{
+    const int D = s->D, H = s->H, d = D / H, kv = s->G * d;
+    const float *wq = net->w.q, *wk = net->w.k, *wv = net->w.v, *wo = net->w.out;
+    double *q = doubles((size_t)D), *xj = doubles((size_t)D), *o = doubles((size_t)D);
+    double *u = doubles((size_t)(H * D)), *z = doubles((size_t)(H * D));
+    double *p = doubles((size_t)H * (size_t)n);
+    for (int i = 0; i < D; i++)
+        for (int c = 0; c < D; c++) q[c] += (double)x[t * D + i] * (double)wq[i * D + c];
+    for (int h = 0; h < H; h++)
+        for (int i = 0; i < D; i++)
+            for (int c = 0; c < d; c++)
+                u[h * D + i] += q[h * d + c] * (double)wk[i * kv + h / (H / s->G) * d + c];
+    for (int j = 0; j < n; j++) {
+        for (int i = 0; i < D; i++) xj[i] = (double)x[j * D + i];
+        for (int h = 0; h < H; h++) p[h * n + j] = dot(u + h * D, xj, D) / sqrt((double)d);
+    }
+    for (int h = 0; h < H; h++) soft(p + h * n, n);
+    for (int j = 0; j < n; j++) {
+        for (int i = 0; i < D; i++) xj[i] = (double)x[j * D + i];
+        for (int h = 0; h < H; h++)
+            for (int i = 0; i < D; i++) z[h * D + i] += p[h * n + j] * xj[i];
+    }
+    for (int h = 0; h < H; h++)
+        for (int i = 0; i < D; i++)
+            for (int c = 0; c < d; c++)
+                o[h * d + c] += z[h * D + i] * (double)wv[i * kv + h / (H / s->G) * d + c];
+    for (int c = 0; c < D; c++) y[c] = 0;
+    for (int i = 0; i < D; i++)
+        for (int c = 0; c < D; c++) y[c] += o[i] * (double)wo[i * D + c];
+    free(q);
+    free(xj);
+    free(o);
+    free(u);
+    free(z);
+    free(p);
+}
+
+/* y of a size: [B,T,D], or with a past, [rows,1,D]: each row another token after the same past. */
+static mha_status layer_run(const size *s, const mha_layer *layer, const float *x, float *y)
+{
+    mha_args a = { 0 };
+    mha_status st;
+    a.batch = s->B, a.seq = s->T, a.x = x, a.y = y;
+    a.mask.causal = s->causal ? MHA_CAUSAL : MHA_NOT_CAUSAL;
+    if (s->past == 0) return mha_forward(layer, &a);
+    st = mha_cache_create(&a.cache, layer, 1, s->past + 1);
+    if (st == MHA_OK) {
+        float *other = test_floats((size_t)(s->past * s->D), 0.0f);
+        a.seq = s->past, a.y = other;
+        st = mha_forward(layer, &a);
+        free(other);
+    }
+    a.seq = 1;
+    for (int i = 0; st == MHA_OK && i < s->rows; i++) {
+        a.x = x + (s->past + i) * s->D, a.y = y + i * s->D;
+        st = mha_forward(layer, &a);
+        if (st == MHA_OK) st = mha_cache_truncate(a.cache, -1, s->past);
+    }
+    mha_cache_free(a.cache);
+    return st;
+}
+
+TEST layer_precision(const size *s)
+{
+    const int D = s->D, d = D / s->H;
+    const int tokens = s->past ? s->past + s->rows : s->T, outs = s->past ? s->rows : s->T;
+    const size_t n_x = (size_t)s->B * (size_t)(tokens * D), n_y = (size_t)s->B * (size_t)(outs * D);
+    rng r = rng_make(test_seed + 600);
+    net net;
+    float *x, *y[8], *one;
+    double *want, worst[8] = { 0 }, y_max[8] = { 0 };
+    mha_isa isa[8];
+    const int n = size_isas(s, isa);
+    char *p = note;
+    int ok = 1;
+    if (s->big && SHORT_RUN) SKIPm("a short run: MHA_TEST_CASES is below 500");
+    if (n == 0) SKIPm("no SIMD here: too slow");
+    want = doubles((size_t)D);
+    one = test_floats((size_t)((s->past + 1) * D), 0.0f);
+    x = rng_floats(&r, n_x);
+    net = net_weights(MHA_ISA_AUTO, D, s->H, s->G, d, d, 0, 0, test_seed + 700);
+    net.w.b_q = net.w.b_k = net.w.b_v = net.w.b_out = NULL;
+    for (int i = 0; i < n; i++) {
+        net.cfg.isa = isa[i];
+        y[i] = test_floats(n_y, F_NAN);
+        ASSERT_STATUS(MHA_OK, net_create(&net));
+        ASSERT_STATUS(MHA_OK, layer_run(s, net.layer, x, y[i]));
+        mha_layer_free(net.layer);
+        for (size_t j = 0; j < n_y; j++) y_max[i] = fmax(y_max[i], fabs((double)y[i][j]));
+    }
+    net.layer = NULL;
+    for (int row = 0; row < s->rows; row++) {
+        const int b = rng_int(&r, 0, s->B - 1);
+        const int t = s->past || s->T <= s->rows ? row
+                      : row == 0                 ? 0
+                      : row == 1                 ? s->T - 1
+                                                 : rng_int(&r, 0, s->T - 1);
+        const float *from = x + b * tokens * D;
+        if (s->past) { /* the past, then this token */
+            memcpy(one, x, (size_t)(s->past * D) * sizeof *one);
+            memcpy(one + s->past * D, x + (s->past + row) * D, (size_t)D * sizeof *one);
+            layer_row(s, &net, one, s->past, s->past + 1, want);
+        } else {
+            layer_row(s, &net, from, t, s->causal ? t + 1 : s->T, want);
+        }
+        for (int i = 0; i < n; i++) {
+            const double e = max_err(y[i] + (b * outs + t) * D, want, (size_t)D);
+            worst[i] = fmax(worst[i], e / y_max[i]);
+        }
+    }
+    p += snprintf(p, sizeof note, "error / max|y|:");
+    for (int i = 0; i < n; i++) {
+        p += snprintf(p, sizeof note - (size_t)(p - note), " %s %.2g", mha_isa_name(isa[i]),
+                      worst[i]);
+        ok &= worst[i] <= LAYER_TOL;
+        free(y[i]);
+    }
+    net_free(&net);
+    free(x);
+    free(one);
+    free(want);
+    if (!ok) FAILm(note);
+    PASSm(note);
+}
+
+SUITE(kernels_suite)
+{
+    RUN_ON_EACH_ISA(exp_sweep);
+    RUN_ON_EACH_ISA(exp_special);
+    RUN_ON_EACH_ISA(gemm_contract);
+    RUN_ON_EACH_ISA(softmax_contract);
+    RUN_ON_EACH_ISA(softmax_nan);
+    RUN_ON_EACH_ISA(weigh_contract);
+    RUN_ON_EACH_ISA(transpose_contract);
+    RUN_ON_EACH_ISA(stays_inside);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        greatest_set_test_suffix(sizes[i].name);
+        RUN_TESTp(sdpa_precision, sizes + i);
+        greatest_set_test_suffix(sizes[i].name);
+        RUN_TESTp(layer_precision, sizes + i);
+    }
+}
