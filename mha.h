@@ -1170,7 +1170,7 @@ static MHA__AVX512 void mha__gemm_avx512(int m, int np, int k, const float *a, c
         return;
     }
     for (; np > 0; np -= did, b += did * b_panel, c += did * MHA__AVX512_MR * MHA__NR) {
-        did = np >= 4 ? 4 : 1;
+        did = np >= 4 ? 4 : np >= 2 ? 2 : 1; /* d = 32 has two: 6x1 would be half as fast */
         switch (did * 8 + m) {
         case 38: mha__rows_avx512(6, 4, k, a, b, MHA__NR, b_panel, c, start); break;
         case 37: mha__rows_avx512(5, 4, k, a, b, MHA__NR, b_panel, c, start); break;
@@ -1178,12 +1178,18 @@ static MHA__AVX512 void mha__gemm_avx512(int m, int np, int k, const float *a, c
         case 35: mha__rows_avx512(3, 4, k, a, b, MHA__NR, b_panel, c, start); break;
         case 34: mha__rows_avx512(2, 4, k, a, b, MHA__NR, b_panel, c, start); break;
         case 33: mha__rows_avx512(1, 4, k, a, b, MHA__NR, b_panel, c, start); break;
+        case 22: mha__rows_avx512(6, 2, k, a, b, MHA__NR, b_panel, c, start); break;
+        case 21: mha__rows_avx512(5, 2, k, a, b, MHA__NR, b_panel, c, start); break;
+        case 20: mha__rows_avx512(4, 2, k, a, b, MHA__NR, b_panel, c, start); break;
+        case 19: mha__rows_avx512(3, 2, k, a, b, MHA__NR, b_panel, c, start); break;
+        case 18: mha__rows_avx512(2, 2, k, a, b, MHA__NR, b_panel, c, start); break;
+        case 17: mha__rows_avx512(1, 2, k, a, b, MHA__NR, b_panel, c, start); break;
         case 14: mha__rows_avx512(6, 1, k, a, b, MHA__NR, b_panel, c, start); break;
         case 13: mha__rows_avx512(5, 1, k, a, b, MHA__NR, b_panel, c, start); break;
         case 12: mha__rows_avx512(4, 1, k, a, b, MHA__NR, b_panel, c, start); break;
         case 11: mha__rows_avx512(3, 1, k, a, b, MHA__NR, b_panel, c, start); break;
         case 10: mha__rows_avx512(2, 1, k, a, b, MHA__NR, b_panel, c, start); break;
-        default: mha__rows_avx512(1, 1, k, a, b, MHA__NR, b_panel, c, start);
+        default: mha__rows_avx512(1, 1, k, a, b, MHA__NR, b_panel, c, start); break;
         }
     }
 }
