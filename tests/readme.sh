@@ -3,7 +3,7 @@
 #
 #   c     with "int main": a program. Compiled alone with mha.h, run, must return 0.
 #         after a line <!-- test: in main -->: statements. Compiled in the main() of a program
-#         that begins with tests/readme_prelude.c.
+#         that begins with tests/readme_prelude.c, and run; a status "st" must be MHA_OK at the end.
 #         after a line <!-- test: at file scope -->: declarations. Compiled after mha.h.
 #   text  introduced by a line with "prints": what the c block before it must print.
 #   sh    lines that begin with make: that target exists. With cc: compiled, from the program
@@ -52,8 +52,11 @@ program() {
         "$dir/$1.exe"
 }
 in_main() {
+    end='return 0;'
+    grep -q 'mha_status *st ' "$dir/$1" && end='return st != MHA_OK;'
     { cat tests/readme_prelude.c && echo 'int main(void) {' && echo "#line $(($2 + 1)) \"README.md\"" &&
-        cat "$dir/$1" && echo '; return 0; }'; } >"$dir/$1.c" && compile -o "$dir/$1.exe" "$dir/$1.c"
+        cat "$dir/$1" && echo "; $end }"; } >"$dir/$1.c" && compile -o "$dir/$1.exe" "$dir/$1.c" &&
+        "$dir/$1.exe"
 }
 file_scope() {
     { echo '#include "mha.h"' && echo "#line $(($2 + 1)) \"README.md\"" && cat "$dir/$1"; } >"$dir/$1.c" &&
@@ -76,7 +79,7 @@ last= # the block whose output a text block may show
 while IFS=$tab read -r n line lang prints test; do
     at="README.md:$line"
     case $lang,$test in
-    c,"in main") check "$at compiles in main()" in_main "$n" "$line" && last=$n ;;
+    c,"in main") check "$at runs in main()" in_main "$n" "$line" && last=$n ;;
     c,"at file scope") check "$at compiles at file scope" file_scope "$n" "$line" ;;
     c,-)
         grep -q 'int main' "$dir/$n" || { check "$at" no "say how to test this: see tests/readme.sh"; continue; }

@@ -14,7 +14,7 @@ static unsigned char arena[1 << 20];
 
 static const mha_config cfg = { .d_model = D, .n_heads = H };
 static const mha_weights w = { .qkv = w_qkv, .out = w_out };
-static mha_layer *attn;
+static mha_layer *layer;
 
 /* nn.MultiheadAttention(512, 8) */
 static float in_proj_weight[3 * 512 * 512], in_proj_bias[3 * 512];
@@ -26,5 +26,5 @@ __attribute__((constructor)) static void readme_layer(void)
     for (int i = 0; i < B * T * D; i++) x[i] = (float)(i % 7) - 3.0f;
     for (int i = 0; i < D * 3 * D; i++) w_qkv[i] = (float)(i % 5) * 0.1f - 0.2f;
     for (int i = 0; i < D * D; i++) w_out[i] = (float)(i % 3) * 0.5f - 0.5f;
-    if (mha_layer_create(&attn, &cfg, &w) != MHA_OK) abort();
+    if (mha_layer_create(&layer, &cfg, &w) != MHA_OK) abort();
 }
