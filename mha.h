@@ -77,10 +77,20 @@
      functions give the exact reason with the numbers in it.
 
 
+   SPEED
+
+   Weights are packed once, when a layer is made, for kernels chosen then: AVX2+FMA or AVX-512 on
+   x86-64 (found at run time: plain cc -O2 is enough), NEON on aarch64, portable C elsewhere. q, k
+   and v are written where attention reads them, scores exist one tile at a time, and what causal
+   and key_len exclude is not computed. Bring a workspace and threads to go faster. For one query
+   at a time use a cache: it keeps the keys packed, which mha_sdpa does anew in every call.
+   2^x is a polynomial in the kernels, within 1 ulp.
+
+
    OPTIONS (define before including, the same in every file where it says "all files")
 
      MHA_IMPLEMENTATION  compile the implementation here (in one file; or in any, with MHA_STATIC)
-     MHA_STATIC          make every function static (all files that use mha.h that way)
+     MHA_STATIC          make every function static (in a file that has the implementation too)
      MHA_THREADS         add the built-in thread pool, mha_pool_* (all files); link -pthread.
                          The pool allocates: it is not there under MHA_NO_MALLOC
      MHA_NO_SIMD         portable C kernels only
@@ -171,7 +181,7 @@ MHA_API const char *mha_isa_name(mha_isa isa);
 
 /* ---- masks, shared by both levels ------------------------------------------------ */
 
-/* Distance in elements between neighbours along each axis of a mask; 0 = broadcast.
+/* Distance in elements, of either sign, between neighbours along each axis of a mask; 0 = broadcast.
    All four zero is the default: one mask [T,S] shared by batch and heads.
        [T,S] {0,0,S,1}   [B,S] {S,0,0,1}   [B,T,S] {T*S,0,S,1}   [B,H,T,S] {H*T*S,T*S,S,1} */
 typedef struct mha_mask_stride {
@@ -255,15 +265,15 @@ typedef enum mha_layout {
    d_source = d_source_v = d_model. Biases: b_qkv, or any of b_q b_k b_v; null = none.
    Only read by the call that is given it. */
 typedef struct mha_weights {
-    const float *qkv;                /* in D, out H*d_k + G*d_k + G*d_v */
-    const float *q;                  /* in D, out H*d_k */
-    const float *k;                  /* in d_source, out G*d_k */
-    const float *v;                  /* in d_source_v, out G*d_v */
-    const float *out;                /* W_O: in H*d_v, out D. Required */
-    const float *b_qkv;              /* [H*d_k + G*d_k + G*d_v] */
-    const float *b_q, *b_k, *b_v;    /* [H*d_k] [G*d_k] [G*d_v] */
-    const float *b_out;              /* [D] */
-    mha_layout layout;               /* of every matrix above. Default MHA_IN_OUT */
+    const float *qkv;             /* in D, out H*d_k + G*d_k + G*d_v */
+    const float *q;               /* in D, out H*d_k */
+    const float *k;               /* in d_source, out G*d_k */
+    const float *v;               /* in d_source_v, out G*d_v */
+    const float *out;             /* W_O: in H*d_v, out D. Required */
+    const float *b_qkv;           /* [H*d_k + G*d_k + G*d_v] */
+    const float *b_q, *b_k, *b_v; /* [H*d_k] [G*d_k] [G*d_v] */
+    const float *b_out;           /* [D] */
+    mha_layout layout;            /* of every matrix above. Default MHA_IN_OUT */
 } mha_weights;
 
 /* Weights packed for the kernels. Never changes once made: any number of threads may use
@@ -272,8 +282,7 @@ typedef struct mha_layer mha_layer;
 
 /* Validates, allocates with MHA_MALLOC, packs. On error *layer is set to null. */
 #ifndef MHA_NO_MALLOC
-MHA_API mha_status mha_layer_create(mha_layer **layer, const mha_config *cfg,
-                                    const mha_weights *w);
+MHA_API mha_status mha_layer_create(mha_layer **layer, const mha_config *cfg, const mha_weights *w);
 #endif
 
 /* Gives back what mha_layer_create took; does nothing to a layer made by mha_layer_init.
@@ -305,7 +314,7 @@ typedef struct mha_args {
     int source_seq;        /* S, when source is set (0: no keys at all). Else 0 or T */
     const float *x;        /* [B,T,D] queries come from here */
     const float *source;   /* [B,S,d_source] keys and values come from here. Null: from x */
-    const float *source_v; /* [B,S,d_source_v] values, if from elsewhere. Null: from source */
+    const float *source_v; /* [B,S,d_source_v] values, if not from source too. Null: from source */
     float *y;              /* [B,T,D]. May be x; must overlap nothing else */
     mha_mask mask;
     float *attn;      /* [B,H,T,S] attention weights, on request */
@@ -323,8 +332,7 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
 
 /* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads and
    on which of source, attn, attn_mean are set, and with a cache on its lengths. */
-MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args,
-                                      size_t *bytes);
+MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes);
 
 /* The status mha_forward would give, and the reason: as mha_layer_check. */
 MHA_API mha_status mha_forward_check(const mha_layer *layer, const mha_args *args, char *why,
@@ -361,8 +369,8 @@ MHA_API mha_status mha_cache_truncate(mha_cache *cache, int slot, int length);
 
 /* ---- core: attention on q, k, v ------------------------------------------------------- */
 
-/* Distance in elements between batch elements, heads and positions; the d numbers of one head
-   at one position are adjacent. All three zero is the default: contiguous [B,H,T,d].
+/* Distance in elements between batch elements, heads and positions, of either sign; the d numbers
+   of one head at one position are adjacent. All three zero is the default: contiguous [B,H,T,d].
        [B,H,T,d] {H*T*d, T*d, d}     [B,T,H,d] {T*H*d, d, H*d}
        q, k, v side by side in [B,T,(H+G+G)*d]: {T*(H+2*G)*d, d, (H+2*G)*d}, three pointers */
 typedef struct mha_stride {
@@ -404,27 +412,23 @@ MHA_API mha_status mha_sdpa_check(const mha_sdpa_args *args, char *why, size_t w
 /* 1. x [B,T,D] -> q [B,T,H*d_k];  source [B,S,d_source] -> k [B,S,G*d_k], v [B,S,G*d_v].
    Uses batch, seq, source_seq, x, source, source_v, workspace and parallel of args; q, k or v
    may be null if not wanted. The workspace is that of mha_forward. No cache. */
-MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args, float *q,
-                                   float *k, float *v);
+MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args, float *q, float *k,
+                                   float *v);
 
 /* 2. x [B,T,H*d] -> y [B,H,T,d]. x and y must not overlap. */
-MHA_API mha_status mha_split_heads(int batch, int seq, int heads, int d, const float *x,
-                                   float *y);
+MHA_API mha_status mha_split_heads(int batch, int seq, int heads, int d, const float *x, float *y);
 
 /* 3. mha_sdpa.   4. x [B,H,T,d] -> y [B,T,H*d]. x and y must not overlap. */
-MHA_API mha_status mha_merge_heads(int batch, int seq, int heads, int d, const float *x,
-                                   float *y);
+MHA_API mha_status mha_merge_heads(int batch, int seq, int heads, int d, const float *x, float *y);
 
 /* 5. o [B,T,H*d_v] -> args->y [B,T,D]. Uses batch, seq, y, workspace, parallel of args. */
-MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args,
-                                   const float *o);
+MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args, const float *o);
 
 /* The textbook's matrices of each head, W_i^Q (in D, out d_k, i < H), W_i^K (in D, out d_k,
    i < G) and W_i^V (in D, out d_v, i < G), gathered into the fused matrix that
    mha_weights.qkv wants, all in the given layout. fused holds D * (H*d_k + G*d_k + G*d_v). */
-MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout,
-                                  const float *const *w_q, const float *const *w_k,
-                                  const float *const *w_v, float *fused);
+MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, const float *const *w_q,
+                                  const float *const *w_k, const float *const *w_v, float *fused);
 
 #ifdef __cplusplus
 }
@@ -534,8 +538,7 @@ typedef HANDLE mha__thread;
 typedef CRITICAL_SECTION mha__mutex;
 typedef CONDITION_VARIABLE mha__cond;
 #define MHA__THREAD_RESULT DWORD WINAPI
-#define MHA__THREAD_START(t, f, arg) \
-    ((*(t) = CreateThread(NULL, 0, (f), (arg), 0, NULL)) != NULL)
+#define MHA__THREAD_START(t, f, arg) ((*(t) = CreateThread(NULL, 0, (f), (arg), 0, NULL)) != NULL)
 #define MHA__THREAD_JOIN(t) (WaitForSingleObject((t), INFINITE), CloseHandle(t))
 #define MHA__MUTEX_INIT(m) InitializeCriticalSection(m)
 #define MHA__MUTEX_FREE(m) DeleteCriticalSection(m)
@@ -802,7 +805,7 @@ static void mha__softmax_scalar(int m, int np, float *s, float *top, float *sum,
 {
     int p, i, j;
     for (i = 0; i < m; i++) {
-        float total[MHA__NR] = {0};
+        float total[MHA__NR] = { 0 };
         float hi = top[i];
         for (p = 0; p < np; p++) {
             const float *row = s + (p * MHA__SCALAR_MR + i) * MHA__NR;
@@ -849,10 +852,9 @@ static void mha__transpose_scalar(const float *const *row, const float *bias, fl
         for (c = 0; c < MHA__NR; c++) to[c * MHA__NR + i] = row[i][c] + bias[c];
 }
 
-static const mha__kernels mha__scalar = {MHA_ISA_SCALAR,      MHA__SCALAR_MR,
-                                         mha__gemm_scalar,    mha__softmax_scalar,
-                                         mha__weigh_scalar,   mha__copy_scalar,
-                                         mha__transpose_scalar};
+static const mha__kernels mha__scalar = { MHA_ISA_SCALAR,       MHA__SCALAR_MR,    mha__gemm_scalar,
+                                          mha__softmax_scalar,  mha__weigh_scalar, mha__copy_scalar,
+                                          mha__transpose_scalar };
 
 /* ==== >>avx2 ===================================================================== */
 
@@ -914,14 +916,10 @@ static MHA__AVX2 void mha__strided_avx2(int m, int np, int k, const float *a, co
             const float *y = b + p * b_panel;
             float *z = c + (p * MHA__AVX2_MR + i) * MHA__NR;
             did = rows == 1 && np - p >= 4 ? 4 : 1;
-            if (rows == 4)
-                mha__rows_avx2(4, 1, k, x, y, b_row, b_panel, z, first);
-            else if (rows == 2)
-                mha__rows_avx2(2, 1, k, x, y, b_row, b_panel, z, first);
-            else if (did == 4)
-                mha__rows_avx2(1, 4, k, x, y, b_row, b_panel, z, first);
-            else
-                mha__rows_avx2(1, 1, k, x, y, b_row, b_panel, z, first);
+            if (rows == 4) mha__rows_avx2(4, 1, k, x, y, b_row, b_panel, z, first);
+            else if (rows == 2) mha__rows_avx2(2, 1, k, x, y, b_row, b_panel, z, first);
+            else if (did == 4) mha__rows_avx2(1, 4, k, x, y, b_row, b_panel, z, first);
+            else mha__rows_avx2(1, 1, k, x, y, b_row, b_panel, z, first);
         }
     }
 }
@@ -943,16 +941,12 @@ static MHA__AVX2 void mha__gemm_avx2(int m, int np, int k, const float *a, const
         case 4: mha__rows_avx2(4, 1, k, a, b, MHA__NR, b_panel, c, start); break;
         case 3: mha__rows_avx2(3, 1, k, a, b, MHA__NR, b_panel, c, start); break;
         case 2:
-            if (np >= 2)
-                mha__rows_avx2(2, did = 2, k, a, b, MHA__NR, b_panel, c, start);
-            else
-                mha__rows_avx2(2, 1, k, a, b, MHA__NR, b_panel, c, start);
+            if (np >= 2) mha__rows_avx2(2, did = 2, k, a, b, MHA__NR, b_panel, c, start);
+            else mha__rows_avx2(2, 1, k, a, b, MHA__NR, b_panel, c, start);
             break;
         default: /* one row: 4 panels at a time, or the additions wait for each other */
-            if (np >= 4)
-                mha__rows_avx2(1, did = 4, k, a, b, MHA__NR, b_panel, c, start);
-            else
-                mha__rows_avx2(1, 1, k, a, b, MHA__NR, b_panel, c, start);
+            if (np >= 4) mha__rows_avx2(1, did = 4, k, a, b, MHA__NR, b_panel, c, start);
+            else mha__rows_avx2(1, 1, k, a, b, MHA__NR, b_panel, c, start);
         }
     }
 }
@@ -979,7 +973,7 @@ MHA__INLINE MHA__AVX2 __m256 mha__exp2_avx2(__m256 x)
 static MHA__AVX2 void mha__softmax_avx2(int m, int np, float *s, float *top, float *sum,
                                         float *alpha)
 {
-    float was[8] = {0}, hi[8], total[8];
+    float was[8] = { 0 }, hi[8], total[8];
     int p, i;
     for (i = 0; i < m; i++) {
         float *row = s + i * MHA__NR;
@@ -1079,10 +1073,9 @@ static MHA__AVX2 void mha__transpose_avx2(const float *const *row, const float *
         }
 }
 
-static const mha__kernels mha__avx2 = {MHA_ISA_AVX2,      MHA__AVX2_MR,
-                                       mha__gemm_avx2,    mha__softmax_avx2,
-                                       mha__weigh_avx2,   mha__copy_avx2,
-                                       mha__transpose_avx2};
+static const mha__kernels mha__avx2 = { MHA_ISA_AVX2,       MHA__AVX2_MR,    mha__gemm_avx2,
+                                        mha__softmax_avx2,  mha__weigh_avx2, mha__copy_avx2,
+                                        mha__transpose_avx2 };
 
 /* ==== >>avx512 =================================================================== */
 
@@ -1129,8 +1122,7 @@ MHA__INLINE MHA__AVX512 void mha__rows_avx512(const int R, const int P, int k, c
     MHA__UNROLL
     for (i = 0; i < R; i++) {
         MHA__UNROLL
-        for (p = 0; p < P; p++)
-            _mm512_storeu_ps(c + (p * MHA__AVX512_MR + i) * MHA__NR, acc[i][p]);
+        for (p = 0; p < P; p++) _mm512_storeu_ps(c + (p * MHA__AVX512_MR + i) * MHA__NR, acc[i][p]);
     }
 }
 
@@ -1148,14 +1140,10 @@ static MHA__AVX512 void mha__strided_avx512(int m, int np, int k, const float *a
             const float *y = b + p * b_panel;
             float *z = c + (p * MHA__AVX512_MR + i) * MHA__NR;
             did = rows == 1 && np - p >= 4 ? 4 : 1;
-            if (rows == 4)
-                mha__rows_avx512(4, 1, k, x, y, b_row, b_panel, z, first);
-            else if (rows == 2)
-                mha__rows_avx512(2, 1, k, x, y, b_row, b_panel, z, first);
-            else if (did == 4)
-                mha__rows_avx512(1, 4, k, x, y, b_row, b_panel, z, first);
-            else
-                mha__rows_avx512(1, 1, k, x, y, b_row, b_panel, z, first);
+            if (rows == 4) mha__rows_avx512(4, 1, k, x, y, b_row, b_panel, z, first);
+            else if (rows == 2) mha__rows_avx512(2, 1, k, x, y, b_row, b_panel, z, first);
+            else if (did == 4) mha__rows_avx512(1, 4, k, x, y, b_row, b_panel, z, first);
+            else mha__rows_avx512(1, 1, k, x, y, b_row, b_panel, z, first);
         }
     }
 }
@@ -1212,7 +1200,7 @@ MHA__INLINE MHA__AVX512 __m512 mha__exp2_avx512(__m512 x)
 static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top, float *sum,
                                             float *alpha)
 {
-    float was[8] = {0}, hi[8], total[8];
+    float was[8] = { 0 }, hi[8], total[8];
     int p, i;
     for (i = 0; i < m; i++) {
         float *row = s + i * MHA__NR;
@@ -1257,10 +1245,9 @@ static MHA__AVX512 void mha__weigh_avx512(int m, int np, float *s, const float *
         }
 }
 
-static const mha__kernels mha__avx512 = {MHA_ISA_AVX512,    MHA__AVX512_MR,
-                                         mha__gemm_avx512,  mha__softmax_avx512,
-                                         mha__weigh_avx512, mha__copy_avx2,
-                                         mha__transpose_avx2};
+static const mha__kernels mha__avx512 = { MHA_ISA_AVX512,      MHA__AVX512_MR,    mha__gemm_avx512,
+                                          mha__softmax_avx512, mha__weigh_avx512, mha__copy_avx2,
+                                          mha__transpose_avx2 };
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
@@ -1311,8 +1298,7 @@ MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float 
 static void mha__gemm_neon(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_row,
                            ptrdiff_t b_panel, float *c, const float *start)
 {
-    for (; np > 0; np--, b += b_panel, c += MHA__NEON_MR * MHA__NR)
-        switch (m) {
+    for (; np > 0; np--, b += b_panel, c += MHA__NEON_MR * MHA__NR) switch (m) {
         case 6: mha__rows_neon(6, k, a, b, b_row, c, start); break;
         case 5: mha__rows_neon(5, k, a, b, b_row, c, start); break;
         case 4: mha__rows_neon(4, k, a, b, b_row, c, start); break;
@@ -1405,10 +1391,9 @@ static void mha__transpose_neon(const float *const *row, const float *bias, floa
         }
 }
 
-static const mha__kernels mha__neon = {MHA_ISA_NEON,      MHA__NEON_MR,
-                                       mha__gemm_neon,    mha__softmax_neon,
-                                       mha__weigh_neon,   mha__copy_neon,
-                                       mha__transpose_neon};
+static const mha__kernels mha__neon = { MHA_ISA_NEON,       MHA__NEON_MR,    mha__gemm_neon,
+                                        mha__softmax_neon,  mha__weigh_neon, mha__copy_neon,
+                                        mha__transpose_neon };
 
 #endif /* MHA__ARM64 */
 
@@ -1424,7 +1409,7 @@ static int mha__cpu_has(mha_isa isa)
     if (r[0] < 7) return 0;
     __cpuid(r, 1); /* ecx: bit 12 FMA, 27 OSXSAVE, 28 AVX */
     if ((r[2] & 0x18001000) != 0x18001000) return 0;
-    os = _xgetbv(0); /* what the OS saves: bits 1, 2 ymm; 5, 6, 7 zmm */
+    os = _xgetbv(0);    /* what the OS saves: bits 1, 2 ymm; 5, 6, 7 zmm */
     __cpuidex(r, 7, 0); /* ebx: bit 5 AVX2, 16 AVX512F, 17 DQ, 30 BW, 31 VL */
     if (isa == MHA_ISA_AVX2) return (os & 6) == 6 && (r[1] & 0x20) != 0;
     return (os & 0xe6) == 0xe6 && ((unsigned)r[1] & 0xc0030020u) == 0xc0030020u;
@@ -1520,7 +1505,7 @@ static size_t mha__values_bytes(ptrdiff_t batch, ptrdiff_t heads, ptrdiff_t seq,
     return mha__mul(mha__floats(batch, heads, seq, mha__div_up(d, MHA__NR)), MHA__NR);
 }
 
-static const float mha__zeros[MHA__NR] = {0};
+static const float mha__zeros[MHA__NR] = { 0 };
 
 /* np blocks of 16 columns from column c on, of one head of width d, of positions t .. t+m-1, plus
    bias [16*np] if it is not null. Each row has its own pointer, its blocks step floats apart; the positions lie in
@@ -1639,8 +1624,7 @@ static void mha__lane(void *arg, int lane)
 }
 
 static void mha__run(void (*unit)(const void *, ptrdiff_t, float *), const void *job,
-                     ptrdiff_t units, const mha_parallel *par, char *scratch,
-                     size_t scratch_bytes)
+                     ptrdiff_t units, const mha_parallel *par, char *scratch, size_t scratch_bytes)
 {
     mha__phase ph;
     ph.unit = unit;
@@ -1650,19 +1634,23 @@ static void mha__run(void (*unit)(const void *, ptrdiff_t, float *), const void 
     ph.scratch_bytes = scratch_bytes;
     ph.lanes = par->parallel_for ? (int)mha__min(par->threads, units) : 1;
     ph.next = 0;
-    if (ph.lanes > 1)
-        par->parallel_for(par->ctx, ph.lanes, mha__lane, &ph);
-    else
-        mha__lane(&ph, 0);
+    if (ph.lanes > 1) par->parallel_for(par->ctx, ph.lanes, mha__lane, &ph);
+    else mha__lane(&ph, 0);
 }
 
 /* ==== >>project ==================================================================
 
    x [rows, K] times packed matrices, plus bias, each head written where it is wanted. */
 
-#define MHA__K_BLOCK 768 /* terms per pass: a 64-column block of weights, 192 KiB, stays in L2 */
-#define MHA__N_BLOCK 4   /* panels per pass */
-#define MHA__M_BLOCK 192 /* rows of x that the weights are read from memory for */
+/* Measured with x [1024,768], W [768,2304] on an Ice Lake core, AVX2. */
+#define MHA__K_BLOCK \
+    768                /* terms per pass. The 64-column block of weights, 192 KiB, stays in L2;
+                            256 or 384 terms are no faster, and reload the results more often */
+#define MHA__N_BLOCK 4 /* panels per pass: what the 6x64 tile of AVX-512 takes at once */
+#define MHA__M_BLOCK \
+    192 /* rows of x that the weights are read from memory for. 48: 67 % of peak,
+                            96: 71 %, 192: 76 %, 384: 80 %; with the next block fetched ahead, 192
+                            is within 2 % of 384, for half the scratch memory */
 
 typedef struct mha__project_job {
     const mha__kernels *kern;
@@ -1682,7 +1670,7 @@ static size_t mha__project_scratch(const mha__kernels *kern, size_t rows, ptrdif
                        mha__div_up(k, MHA__NR) + MHA__N_BLOCK, MHA__NR, 1);
 }
 
-static const float mha__ones[MHA__MR_MAX] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+static const float mha__ones[MHA__MR_MAX] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
 
 /* Puts rows from .. end-1 of np panels of results, from panel p on, where they belong, with the
    bias. c: the tiles, each ctile floats; their first row is row r0 of x. Unless these are the last
@@ -1775,8 +1763,8 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                         mha__project_ahead(w + np * job->k * MHA__NR, job->k * MHA__NR,
                                            (int)mha__min(MHA__N_BLOCK, end - p - np),
                                            mha__min(MHA__K_BLOCK, job->k), i, tiles);
-                    kern->gemm(m, np, kn, a + i * tile + k0 * kern->mr, w + k0 * MHA__NR,
-                               MHA__NR, job->k * MHA__NR, c + i * ctile, k0 ? mha__ones : NULL);
+                    kern->gemm(m, np, kn, a + i * tile + k0 * kern->mr, w + k0 * MHA__NR, MHA__NR,
+                               job->k * MHA__NR, c + i * ctile, k0 ? mha__ones : NULL);
                     if (left == kn)
                         stored = mha__project_store(job, which, r0, stored,
                                                     mha__min((i + 1) * kern->mr, rows),
@@ -1842,10 +1830,10 @@ typedef struct mha__attend_job {
     float scale; /* times log2(e) */
     const float *q;
     mha_stride q_stride;
-    mha__place k, v;                    /* packed */
-    const float *k_from, *v_from;       /* the caller's, if they are yet to be packed; else null */
-    mha_stride k_stride, v_stride;      /* of those */
-    int local;                          /* each lane packs what it needs in its own scratch */
+    mha__place k, v;               /* packed */
+    const float *k_from, *v_from;  /* the caller's, if they are yet to be packed; else null */
+    mha_stride k_stride, v_stride; /* of those */
+    int local;                     /* each lane packs what it needs in its own scratch */
     float *o;
     mha_stride o_stride;
     mha_mask mask; /* strides resolved */
@@ -2040,9 +2028,8 @@ static void mha__careful_step(const mha__kernels *kern, int m, int n, int panels
 /* Scores of a tile of m rows against a block of keys from j0 on, at k, masked. rows: what they
    are; unit: 1, or MHA__CAREFUL. Sets *masked if any row does not see all of these keys. Returns
    how many of them the rows see at most; 0: none. */
-static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, int m,
-                       ptrdiff_t j0, float unit, const float *q, const float *k, float *s,
-                       int *masked)
+static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, int m, ptrdiff_t j0,
+                       float unit, const float *q, const float *k, float *s, int *masked)
 {
     const mha__kernels *kern = job->kern;
     ptrdiff_t most = 0, least = MHA__KEYS, n;
@@ -2176,8 +2163,8 @@ static void mha__unit_end(const mha__unit *u)
     for (r = n = 0; r < u->rows; r++, n++) {
         ptrdiff_t h = u->row[r].head, i = u->row[r].query;
         ptrdiff_t at = (u->b * job->heads + h) * job->seq + i;
-        float *to = job->o + u->b * job->o_stride.batch + h * job->o_stride.head +
-                    i * job->o_stride.seq;
+        float *to =
+            job->o + u->b * job->o_stride.batch + h * job->o_stride.head + i * job->o_stride.seq;
         float inv = u->row[r].seen ? 1.0f / u->sum[r] : 0.0f;
         const float *from;
         if (n == mr) n = 0, o += u->otile;
@@ -2185,7 +2172,8 @@ static void mha__unit_end(const mha__unit *u)
         if (u->row[r].seen) {
             job->kern->copy((int)(job->d_v / MHA__NR), from, mr * MHA__NR, to, MHA__NR, inv, NULL);
             from += job->d_v / MHA__NR * mr * MHA__NR;
-            for (c = job->d_v / MHA__NR * MHA__NR; c < job->d_v; c++) to[c] = from[c % MHA__NR] * inv;
+            for (c = job->d_v / MHA__NR * MHA__NR; c < job->d_v; c++)
+                to[c] = from[c % MHA__NR] * inv;
         } else {
             memset(to, 0, (size_t)job->d_v * sizeof(float));
         }
@@ -2518,7 +2506,8 @@ MHA_API const char *mha_strerror(mha_status status)
     switch (status) {
     case MHA_OK: return "no error";
     case MHA_ERR_NULL: return "a required pointer is null";
-    case MHA_ERR_SIZE: return "a size is negative, zero where it must not be, or does not fit another";
+    case MHA_ERR_SIZE:
+        return "a size is negative, zero where it must not be, or does not fit another";
     case MHA_ERR_OVERFLOW: return "the sizes multiply to more memory than can be addressed";
     case MHA_ERR_ENUM: return "an enum field holds an unknown value";
     case MHA_ERR_VALUE: return "a number is not finite or outside its range";
@@ -2609,8 +2598,8 @@ static mha_status mha__check_heads(mha__why *why, const char *heads_name, int he
     if ((st = mha__check_size(why, kv_name, *kv, 0)) != MHA_OK) return st;
     if (*kv == 0) *kv = heads;
     if (heads % *kv != 0)
-        return mha__fail(why, MHA_ERR_SIZE, "# query heads do not divide evenly among @ #",
-                         kv_name, heads, *kv);
+        return mha__fail(why, MHA_ERR_SIZE, "# query heads do not divide evenly among @ #", kv_name,
+                         heads, *kv);
     if ((st = mha__check_size(why, "d_k", *d_k, 1)) != MHA_OK) return st;
     if ((st = mha__check_size(why, "d_v", *d_v, 0)) != MHA_OK) return st;
     if (*d_v == 0) *d_v = *d_k;
@@ -2705,9 +2694,11 @@ static mha_mask mha__mask_resolve(const mha_mask *mask, int keys)
     return m;
 }
 
-enum { MHA__KV_SHARED, /* in the workspace */
-       MHA__KV_LOCAL,  /* in each lane's scratch: see mha__pack_local */
-       MHA__KV_CACHED  /* in a cache */ };
+enum {
+    MHA__KV_SHARED, /* in the workspace */
+    MHA__KV_LOCAL,  /* in each lane's scratch: see mha__pack_local */
+    MHA__KV_CACHED  /* in a cache */
+};
 
 /* Where everything of one call lies in its workspace. */
 typedef struct mha__plan {
@@ -2737,8 +2728,7 @@ static mha__plan mha__plan_make(const mha__kernels *kern, int batch, int heads, 
     if (project_scratch > lane) lane = project_scratch;
     plan.lane = 0;
     mha__take(&plan.lane, lane);
-    plan.scratch =
-        mha__take(&plan.total, mha__mul(plan.lane, (size_t)(threads > 1 ? threads : 1)));
+    plan.scratch = mha__take(&plan.total, mha__mul(plan.lane, (size_t)(threads > 1 ? threads : 1)));
     plan.total = mha__add(plan.total, 63);
     return plan;
 }
@@ -2771,20 +2761,21 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
         return st;
     if (r->scale == 0.0f) r->scale = (float)(1.0 / sqrt((double)r->d_k));
     if ((st = mha__check_tensor(why, "q", r->q, need_data, r->batch, r->heads, r->seq, r->d_k)) ||
-        (st = mha__check_tensor(why, "k", r->k, need_data, r->batch, r->kv_heads, r->source_seq, r->d_k)) ||
-        (st = mha__check_tensor(why, "v", r->v, need_data, r->batch, r->kv_heads, r->source_seq, r->d_v)) ||
+        (st = mha__check_tensor(why, "k", r->k, need_data, r->batch, r->kv_heads, r->source_seq,
+                                r->d_k)) ||
+        (st = mha__check_tensor(why, "v", r->v, need_data, r->batch, r->kv_heads, r->source_seq,
+                                r->d_v)) ||
         (st = mha__check_tensor(why, "o", r->o, need_data, r->batch, r->heads, r->seq, r->d_v)) ||
         (st = mha__check_common(why, &r->mask, r->attn, r->attn_mean, r->lse, &r->parallel,
                                 r->batch, r->heads, r->seq, r->source_seq, need_data)))
         return st;
-    *plan = mha__plan_make(mha__kernels_for(r->isa), r->batch, r->heads, r->kv_heads, r->seq,
-                           r->source_seq, r->d_k, r->d_v, r->attn || r->attn_mean,
-                           r->parallel.threads,
-                           mha__pack_local(r->batch, r->kv_heads, r->parallel.threads,
-                                           r->attn || r->attn_mean)
-                               ? MHA__KV_LOCAL
-                               : MHA__KV_SHARED,
-                           0, 0, 0);
+    *plan = mha__plan_make(
+        mha__kernels_for(r->isa), r->batch, r->heads, r->kv_heads, r->seq, r->source_seq, r->d_k,
+        r->d_v, r->attn || r->attn_mean, r->parallel.threads,
+        mha__pack_local(r->batch, r->kv_heads, r->parallel.threads, r->attn || r->attn_mean)
+            ? MHA__KV_LOCAL
+            : MHA__KV_SHARED,
+        0, 0, 0);
     r->q_stride = mha__stride_or(r->q_stride, r->heads, r->seq, r->d_k);
     r->k_stride = mha__stride_or(r->k_stride, r->kv_heads, r->source_seq, r->d_k);
     r->v_stride = mha__stride_or(r->v_stride, r->kv_heads, r->source_seq, r->d_v);
@@ -2796,8 +2787,8 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
         return mha__fail(why, MHA_ERR_CONFLICT, "o is q but has another shape or other strides", "",
                          0, 0);
     if (need_data && r->o && r->o == r->q && (r->attn || r->attn_mean))
-        return mha__fail(why, MHA_ERR_CONFLICT, "o may not be q when attn or attn_mean is asked for",
-                         "", 0, 0);
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "o may not be q when attn or attn_mean is asked for", "", 0, 0);
     if (need_data) return mha__check_workspace(why, r->workspace, r->workspace_size, plan->total);
     return plan->total > MHA__BIGGEST ? mha__check_workspace(why, NULL, 0, plan->total) : MHA_OK;
 }
@@ -2920,8 +2911,7 @@ static mha_status mha__layer_plan_make(mha__why *why, const mha_config *r, mha__
         plan->mat[2] = mha__matrix_make(r->d_source_v, r->n_kv_heads, r->d_v);
         plan->mat[3] = mha__matrix_make((ptrdiff_t)concat, 1, r->d_model);
         for (i = 0; i < 4; i++) {
-            plan->w[i] =
-                mha__take(&plan->total, mha__matrix_bytes(&plan->mat[i], plan->mat[i].in));
+            plan->w[i] = mha__take(&plan->total, mha__matrix_bytes(&plan->mat[i], plan->mat[i].in));
             plan->b[i] = mha__take(&plan->total, mha__matrix_bytes(&plan->mat[i], 1));
         }
         plan->total = mha__add(plan->total, 63);
@@ -2937,9 +2927,9 @@ static mha_status mha__layer_plan_make(mha__why *why, const mha_config *r, mha__
 /* cfg is resolved. */
 static mha_status mha__weights_check(mha__why *why, const mha_config *cfg, const mha_weights *w)
 {
-    static const char *const name[9] = {"weights.q",     "weights.k",     "weights.v",
-                                        "weights.out",   "weights.b_q",   "weights.b_k",
-                                        "weights.b_v",   "weights.b_out", "weights.qkv"};
+    static const char *const name[9] = { "weights.q",   "weights.k",     "weights.v",
+                                         "weights.out", "weights.b_q",   "weights.b_k",
+                                         "weights.b_v", "weights.b_out", "weights.qkv" };
     const float *p[9];
     mha_status st;
     int i;
@@ -2951,8 +2941,8 @@ static mha_status mha__weights_check(mha__why *why, const mha_config *cfg, const
         return mha__fail(why, MHA_ERR_NULL,
                          "weights.qkv, q, k and v are all null; give qkv, or q, k and v", "", 0, 0);
     if (w->qkv && (w->q || w->k || w->v))
-        return mha__fail(why, MHA_ERR_CONFLICT,
-                         "give weights.qkv or weights.q, k and v, not both", "", 0, 0);
+        return mha__fail(why, MHA_ERR_CONFLICT, "give weights.qkv or weights.q, k and v, not both",
+                         "", 0, 0);
     if (w->b_qkv && (w->b_q || w->b_k || w->b_v))
         return mha__fail(why, MHA_ERR_CONFLICT,
                          "give weights.b_qkv or weights.b_q, b_k and b_v, not both", "", 0, 0);
@@ -3021,7 +3011,8 @@ static mha_layer *mha__layer_fill(void *buffer, const mha_config *r, const mha__
     layer->owned = NULL;
     for (i = 0; i < 4; i++) {
         mha__matrix *m = &layer->mat[i];
-        float *pw = (float *)(void *)(base + plan->w[i]), *pb = (float *)(void *)(base + plan->b[i]);
+        float *pw = (float *)(void *)(base + plan->w[i]),
+              *pb = (float *)(void *)(base + plan->b[i]);
         int fused = i < 3 && w->qkv;
         *m = plan->mat[i];
         m->w = pw;
@@ -3227,7 +3218,8 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
     if (r->cache && (st = mha__check_cache(why, c, r)) != MHA_OK) return st;
     if (!r->source) {
         if (r->source_v)
-            return mha__fail(why, MHA_ERR_CONFLICT, "source_v is given but source is null", "", 0, 0);
+            return mha__fail(why, MHA_ERR_CONFLICT, "source_v is given but source is null", "", 0,
+                             0);
         if (!r->cache && r->source_seq != 0 && r->source_seq != r->seq)
             return mha__fail(why, MHA_ERR_CONFLICT,
                              "source_seq is # but source is null: keys come from x, of seq #", "",
@@ -3240,8 +3232,9 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
     }
     if (!r->source_v) {
         if ((need & MHA__X) && c->d_source_v != c->d_source)
-            return mha__fail(why, MHA_ERR_NULL, "source_v is null but d_source_v # is not d_source #",
-                             "", c->d_source_v, c->d_source);
+            return mha__fail(why, MHA_ERR_NULL,
+                             "source_v is null but d_source_v # is not d_source #", "",
+                             c->d_source_v, c->d_source);
         r->source_v = r->source;
     }
     fresh = r->cache ? r->seq : r->source_seq;
@@ -3257,8 +3250,7 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
     r->mask = mha__mask_resolve(&r->mask, r->source_seq);
     for (i = 0; i < 4; i++) {
         s = mha__project_scratch(layer->kern,
-                                 mha__mul((size_t)r->batch,
-                                          (size_t)(i % 3 ? fresh : r->seq)),
+                                 mha__mul((size_t)r->batch, (size_t)(i % 3 ? fresh : r->seq)),
                                  layer->mat[i].in);
         if (s > scratch) scratch = s;
     }
@@ -3306,8 +3298,8 @@ static void mha__project_all(const mha_layer *layer, const mha_args *r, const mh
     for (i = 0; i < 3; i = j) {
         const mha__matrix *mat[3];
         mha__place place[3];
-        for (j = i, n = 0; j < 3 && in[j] == in[i] && seq[j] == seq[i] &&
-                           layer->mat[j].in == layer->mat[i].in;
+        for (j = i, n = 0;
+             j < 3 && in[j] == in[i] && seq[j] == seq[i] && layer->mat[j].in == layer->mat[i].in;
              j++)
             if (to[j].data) {
                 mat[n] = &layer->mat[j];
@@ -3356,8 +3348,7 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
     char *ws;
     float *q, *o;
     int i;
-    mha_status st =
-        mha__args_resolve(&w, layer, args, &r, &plan, MHA__X | MHA__Y | MHA__WORK);
+    mha_status st = mha__args_resolve(&w, layer, args, &r, &plan, MHA__X | MHA__Y | MHA__WORK);
     if (st != MHA_OK || r.batch == 0 || r.seq == 0) return st;
     ws = mha__open(r.workspace, plan.total, &owned);
     if (!ws) return MHA_ERR_MEMORY;
@@ -3485,9 +3476,8 @@ MHA_API mha_status mha_merge_heads(int batch, int seq, int heads, int d, const f
     return mha__swap_middle(batch, heads, seq, d, x, y);
 }
 
-MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout,
-                                  const float *const *w_q, const float *const *w_k,
-                                  const float *const *w_v, float *fused)
+MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, const float *const *w_q,
+                                  const float *const *w_k, const float *const *w_v, float *fused)
 {
     mha__why w = mha__why_make(NULL, 0);
     const float *const *src[3];
@@ -3518,8 +3508,7 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout,
                 for (c = 0; c < d[part]; c++)
                     if (layout == MHA_IN_OUT)
                         fused[i * out + col + c] = src[part][h][i * d[part] + c];
-                    else
-                        fused[(col + c) * r.d_model + i] = src[part][h][c * r.d_model + i];
+                    else fused[(col + c) * r.d_model + i] = src[part][h][c * r.d_model + i];
     return MHA_OK;
 }
 

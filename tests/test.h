@@ -36,12 +36,12 @@ typedef struct rng {
 } rng;
 rng rng_make(uint64_t seed);
 uint32_t rng_u32(rng *r);
-int rng_int(rng *r, int lo, int hi);               /* lo..hi, both included */
-int rng_chance(rng *r, int percent);               /* 1 in percent % of calls */
-float rng_normal(rng *r);                          /* N(0,1) */
-void rng_fill(rng *r, float *p, size_t n);         /* N(0,1) */
-float *rng_floats(rng *r, size_t n);               /* malloc + N(0,1); free() it; never null */
-float *test_floats(size_t n, float value);         /* malloc + constant; free() it; never null */
+int rng_int(rng *r, int lo, int hi);       /* lo..hi, both included */
+int rng_chance(rng *r, int percent);       /* 1 in percent % of calls */
+float rng_normal(rng *r);                  /* N(0,1) */
+void rng_fill(rng *r, float *p, size_t n); /* N(0,1) */
+float *rng_floats(rng *r, size_t n);       /* malloc + N(0,1); free() it; never null */
+float *test_floats(size_t n, float value); /* malloc + constant; free() it; never null */
 
 /* Every instruction set this machine can run, SCALAR first; returns how many. */
 int test_isas(mha_isa out[8]);

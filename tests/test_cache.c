@@ -13,8 +13,8 @@ typedef struct model {
 static mha_status model_make(model *m, mha_isa isa, uint64_t seed)
 {
     rng r = rng_make(seed);
-    mha_config cfg = {0};
-    mha_weights w = {0};
+    mha_config cfg = { 0 };
+    mha_weights w = { 0 };
     cfg.d_model = D, cfg.n_heads = H, cfg.n_kv_heads = G, cfg.d_k = DK, cfg.d_v = DV, cfg.isa = isa;
     m->w[0] = rng_floats(&r, D * H * DK);
     m->w[1] = rng_floats(&r, D * G * DK);
@@ -33,13 +33,13 @@ static void model_free(model *m)
 }
 
 /* tokens t0 .. t1-1 of x [batch,T,D] through a cache, into y of the same shape */
-static mha_status step(const mha_layer *layer, mha_cache *cache, const float *x, float *y, int batch,
-                       int T, int t0, int t1)
+static mha_status step(const mha_layer *layer, mha_cache *cache, const float *x, float *y,
+                       int batch, int T, int t0, int t1)
 {
     int n = t1 - t0;
     size_t len = (size_t)(batch * n * D);
     float *xs = test_floats(len + 1, 0.0f), *ys = test_floats(len + 1, 0.0f);
-    mha_args a = {0};
+    mha_args a = { 0 };
     mha_status st;
     for (int b = 0; b < batch; b++)
         memcpy(xs + b * n * D, x + (b * T + t0) * D, (size_t)(n * D) * sizeof(float));
@@ -68,10 +68,12 @@ static int agree(const float *a, const float *b, size_t n)
 TEST pieces_equal_whole(mha_isa isa)
 {
     enum { T = 530 };
-    const int ends[4][12] = {{T}, {1, 2, 18, 19, 255, 256, 257, 400, 513, T}, {300, T}, {0}};
+    const int ends[4][12] = {
+        { T }, { 1, 2, 18, 19, 255, 256, 257, 400, 513, T }, { 300, T }, { 0 }
+    };
     model m;
     mha_cache *cache;
-    mha_args a = {0};
+    mha_args a = { 0 };
     rng r = rng_make(test_seed);
     float *x = rng_floats(&r, B * T * D), *want = test_floats(B * T * D, 0.0f);
     float *got = test_floats(B * T * D, 0.0f);
@@ -102,7 +104,7 @@ TEST pieces_equal_whole(mha_isa isa)
 TEST lengths_differ(mha_isa isa)
 {
     enum { T = 40 };
-    const int keep[B] = {0, 17, 33};
+    const int keep[B] = { 0, 17, 33 };
     model m;
     mha_cache *cache, *alone;
     rng r = rng_make(test_seed + 1);
@@ -119,8 +121,7 @@ TEST lengths_differ(mha_isa isa)
         ASSERT_EQ_FMT(keep[b] + T, mha_cache_length(cache, b), "%d");
         ASSERT_STATUS(MHA_OK, mha_cache_truncate(alone, 0, 0));
         if (keep[b])
-            ASSERT_STATUS(MHA_OK,
-                          step(m.layer, alone, x + b * T * D, want, 1, T, 0, keep[b]));
+            ASSERT_STATUS(MHA_OK, step(m.layer, alone, x + b * T * D, want, 1, T, 0, keep[b]));
         ASSERT_STATUS(MHA_OK, step(m.layer, alone, x2 + b * T * D, want, 1, T, 0, T));
         ASSERT(agree(want, y + b * T * D, T * D));
     }
@@ -141,7 +142,7 @@ TEST outputs_and_masks(mha_isa isa)
     model m;
     mha_cache *cache;
     mha_pool *pool;
-    mha_args a = {0};
+    mha_args a = { 0 };
     rng r = rng_make(test_seed + 2);
     float *x = rng_floats(&r, T * D), *y = test_floats(T * D, 0.0f), *yc = test_floats(T * D, 0.0f);
     float *attn = test_floats(H * T * T, 0.0f), *attn_c = test_floats(H * N * T, 0.0f);
@@ -188,8 +189,7 @@ TEST rollback_forgets(mha_isa isa)
     ASSERT_STATUS(MHA_OK, step(m.layer, cache, bad, y, 1, T, 0, T));
     ASSERT(is_nan(y[0]));
     ASSERT_STATUS(MHA_OK, mha_cache_truncate(cache, 0, 0));
-    for (int t = 0; t < T; t++)
-        ASSERT_STATUS(MHA_OK, step(m.layer, cache, x, y, 1, T, t, t + 1));
+    for (int t = 0; t < T; t++) ASSERT_STATUS(MHA_OK, step(m.layer, cache, x, y, 1, T, t, t + 1));
     ASSERT(agree(want, y, T * D));
     mha_cache_free(cache);
     model_free(&m);
@@ -203,10 +203,10 @@ TEST errors(void)
     model m, other;
     mha_cache *cache = NULL, *small;
     char why[200];
-    mha_args a = {0};
+    mha_args a = { 0 };
     size_t bytes = 0;
-    int len[2] = {1, 1};
-    float x[2 * T * D] = {0}, y[2 * T * D];
+    int len[2] = { 1, 1 };
+    float x[2 * T * D] = { 0 }, y[2 * T * D];
     long live = test_live;
     ASSERT_STATUS(MHA_OK, model_make(&m, MHA_ISA_AUTO, 1));
     ASSERT_STATUS(MHA_ERR_NULL, mha_cache_create(NULL, m.layer, 1, 1));
@@ -268,8 +268,8 @@ TEST errors(void)
     a.mask.causal = MHA_CAUSAL;
     ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(m.layer, &a, y, NULL, NULL));
     {
-        mha_config cfg = {0};
-        mha_weights w = {0};
+        mha_config cfg = { 0 };
+        mha_weights w = { 0 };
         cfg.d_model = D, cfg.n_heads = 3;
         w.q = w.k = w.v = w.out = test_floats(D * D, 0.0f);
         ASSERT_STATUS(MHA_OK, mha_layer_create(&other.layer, &cfg, &w));
