@@ -2145,12 +2145,20 @@ static int mha__unit_good(const mha__unit *u)
 {
     ptrdiff_t mr = u->job->kern->mr, r, n, c;
     const float *o = u->o;
+    uint32_t bits[MHA__NR], all;
+    int j;
     for (r = n = 0; r < u->rows; r++, n++) {
         if (n == mr) n = 0, o += u->otile;
         if (!u->row[r].seen) continue;
         if (!mha__is_finite(u->sum[r]) || !(u->sum[r] > 0.0f)) return 0;
-        for (c = 0; c < u->job->d_v && u->masked; c++)
-            if (!mha__is_finite(o[(c / MHA__NR * mr + n) * MHA__NR + c % MHA__NR])) return 0;
+        for (c = 0; c < u->job->d_v && u->masked; c += MHA__NR) {
+            ptrdiff_t left = u->job->d_v - c;
+            memcpy(bits, o + (c / MHA__NR * mr + n) * MHA__NR, sizeof bits);
+            for (j = (int)left; j < MHA__NR; j++) bits[j] = 0; /* past the end of the head */
+            for (j = 0, all = 0; j < MHA__NR; j++) /* an exponent of all ones carries into bit 31 */
+                all |= (bits[j] & 0x7f800000u) + 0x00800000u;
+            if (all >> 31) return 0;
+        }
     }
     return 1;
 }
