@@ -15,7 +15,8 @@ CASES =
 ARGS =
 BENCH_ARGS =
 
-FORMATTED = mha.h examples/*.c tests/*.c tests/*.h tests/peers/*.c tests/standin/*.h
+FORMATTED = mha.h examples/*.c tests/*.c tests/*.h tests/peers/*.c tests/standin/*.h \
+    tests/simde/*.h
 
 # What the scripts in tests/ take from here.
 ENV = CC='$(CC)' CXX='$(CXX)' CFLAGS='$(CFLAGS)' LDFLAGS='$(LDFLAGS)' \
@@ -47,14 +48,20 @@ bench: ## measure speed; BENCH_ARGS="--help" for more
 bench-peers: ## measure OpenBLAS, ONNX Runtime and PyTorch too; BENCH_ARGS="--help"
 	@CC='$(CC)' sh tests/peers/run.sh $(BENCH_ARGS)
 
-check: ## all that CI runs: test, warnings, sanitize, format, examples, install
+check: ## all that CI runs: test, warnings, sanitize, asm, emulate, format, examples, install
 	@$(ENV) sh tests/check.sh
 
 warnings: ## compile with gcc and clang, every standard and option, strict warnings
 	@sh tests/warnings.sh
 
-sanitize: ## the tests under ASan, UBSan, TSan, and with -O0, -ffast-math, MHA_NO_SIMD
+sanitize: ## the tests under ASan, UBSan, TSan, and with -O0, -ffast-math, GNU mode, MHA_NO_SIMD
 	@GREATEST='$(GREATEST)' SEED='$(SEED)' sh tests/sanitize.sh
+
+asm: ## what gcc and clang make of the hot loops: multiply-adds, no calls, no spills
+	@sh tests/asm.sh
+
+emulate: ## the tests on NEON under qemu-user, and on AVX-512 by SIMDe
+	@GREATEST='$(GREATEST)' SEED='$(SEED)' sh tests/emulate.sh
 
 format: ## rewrite the sources with clang-format
 	clang-format -i $(FORMATTED)
@@ -76,4 +83,4 @@ install: ## copy mha.h and mha.pc to PREFIX (default /usr/local)
 clean: ## remove build/
 	rm -rf build
 
-.PHONY: help run test examples bench bench-peers check warnings sanitize format format-check greatest install clean
+.PHONY: help run test examples bench bench-peers check warnings sanitize asm emulate format format-check greatest install clean

@@ -63,7 +63,7 @@
    - -inf in an additive mask excludes a key exactly; no finite value does.
    - What is excluded is never read into a result: NaN or Inf there cannot leak.
      NaN in something attended does propagate.
-   - Scores of any size do not overflow. Zero lengths (B, T or S = 0) are valid.
+   - Scores of any size that fits a float do not overflow. Zero lengths (B, T or S = 0) are valid.
    - All of that under -ffast-math too.
    - float32 accumulation or better: error of mha_sdpa <= 2e-6 * max|v| on N(0,1) data.
    - The bits of an output row depend on that row's query, on the keys and values it
@@ -71,7 +71,8 @@
      on whether the tokens came in one call or one by one through a cache.
      (One program on one instruction set; not under -ffast-math.)
    - Memory beyond inputs and outputs is O(T*D), never O(T*T), unless you ask for the
-     attention weights. With a workspace given, no call allocates, locks or calls the OS.
+     attention weights. With a workspace given, no call allocates, locks or calls the OS (the
+     built-in pool does lock).
    - Errors are values. Every call validates all it was given before it writes anything;
      it never aborts and never prints. mha_strerror() gives a sentence, and the *_check()
      functions give the exact reason with the numbers in it.
@@ -153,7 +154,7 @@ typedef enum mha_status {
     MHA_ERR_VALUE,     /* a number is NaN or infinite, or outside its range */
     MHA_ERR_CONFLICT,  /* two fields contradict each other */
     MHA_ERR_ALIGN,     /* a pointer is not aligned for what it points to */
-    MHA_ERR_BUFFER,    /* the buffer given for a layer is too small */
+    MHA_ERR_BUFFER,    /* the buffer given for a layer or a cache is too small */
     MHA_ERR_WORKSPACE, /* the workspace is too small, or missing under MHA_NO_MALLOC */
     MHA_ERR_MEMORY,    /* MHA_MALLOC returned null */
     MHA_ERR_ISA,       /* that instruction set is not on this CPU or not in this build */
@@ -227,7 +228,7 @@ typedef struct mha_parallel {
 
 #if defined(MHA_THREADS) && !defined(MHA_NO_MALLOC)
 /* The built-in pool: threads stay alive between calls. Calls from several threads that share
-   one pool take turns. */
+   one pool take turns; a task must not call into its own pool. */
 typedef struct mha_pool mha_pool;
 
 /* threads counts the caller too; 0 = one per CPU. If the OS gives fewer threads than asked
@@ -331,7 +332,8 @@ typedef struct mha_args {
 MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
 
 /* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads and
-   on which of source, attn, attn_mean are set, and with a cache on its lengths. */
+   on which of source, attn, attn_mean and cache are set; not on how much a cache holds, so that
+   one workspace serves every step of the same batch and seq. */
 MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes);
 
 /* The status mha_forward would give, and the reason: as mha_layer_check. */
@@ -344,6 +346,8 @@ MHA_API mha_status mha_forward_check(const mha_layer *layer, const mha_args *arg
    takes the next args.seq tokens of every sequence: it appends their keys and values, and each
    query attends to everything before it in its own sequence (mask.causal = MHA_CAUSAL; position
    = length of the cache + i). One long call, several short ones or token by token: same bits.
+   Without MHA_CAUSAL the tokens of one call see each other both ways. Masks allow and bias are
+   [T,S], column j being position j; source, key_len and MHA_CAUSAL_UPPER_LEFT are refused.
    No room: MHA_ERR_FULL, and nothing is changed. A cache fits any layer with the same n_kv_heads,
    d_k and d_v; one call at a time may use it. On error *cache is set to null. */
 #ifndef MHA_NO_MALLOC
@@ -411,7 +415,7 @@ MHA_API mha_status mha_sdpa_check(const mha_sdpa_args *args, char *why, size_t w
 
 /* 1. x [B,T,D] -> q [B,T,H*d_k];  source [B,S,d_source] -> k [B,S,G*d_k], v [B,S,G*d_v].
    Uses batch, seq, source_seq, x, source, source_v, workspace and parallel of args; q, k or v
-   may be null if not wanted. The workspace is that of mha_forward. No cache. */
+   may be null if not wanted. The workspace of mha_forward is enough. No cache. */
 MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args, float *q, float *k,
                                    float *v);
 
@@ -421,7 +425,8 @@ MHA_API mha_status mha_split_heads(int batch, int seq, int heads, int d, const f
 /* 3. mha_sdpa.   4. x [B,H,T,d] -> y [B,T,H*d]. x and y must not overlap. */
 MHA_API mha_status mha_merge_heads(int batch, int seq, int heads, int d, const float *x, float *y);
 
-/* 5. o [B,T,H*d_v] -> args->y [B,T,D]. Uses batch, seq, y, workspace, parallel of args. */
+/* 5. o [B,T,H*d_v] -> args->y [B,T,D]. Uses batch, seq, y, workspace and parallel of args. The
+   workspace of mha_forward is enough. */
 MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args, const float *o);
 
 /* The textbook's matrices of each head, W_i^Q (in D, out d_k, i < H), W_i^K (in D, out d_k,
@@ -791,7 +796,8 @@ static MHA__SCALAR void mha__gemm_scalar(int m, int np, int k, const float *a, c
             float *row = c + i * MHA__NR;
             for (j = 0; j < MHA__NR; j++) acc[j] = start ? row[j] * start[i] : 0.0f;
             for (kk = 0; kk < k; kk++) {
-                float x = a[(kk / MHA__NR * MHA__SCALAR_MR + i) * MHA__NR + kk % MHA__NR];
+                float x =
+                    a[((ptrdiff_t)(kk / MHA__NR) * MHA__SCALAR_MR + i) * MHA__NR + kk % MHA__NR];
                 const float *y = b + kk * b_row;
                 MHA__UNROLL_SCALAR
                 for (j = 0; j < MHA__NR; j++) acc[j] += x * y[j];
@@ -914,7 +920,7 @@ static MHA__AVX2 void mha__strided_avx2(int m, int np, int k, const float *a, co
         rows = m - i >= 4 ? 4 : m - i >= 2 ? 2 : 1;
         for (p = 0; p < np; p += did) {
             const float *y = b + p * b_panel;
-            float *z = c + (p * MHA__AVX2_MR + i) * MHA__NR;
+            float *z = c + ((ptrdiff_t)p * MHA__AVX2_MR + i) * MHA__NR;
             did = rows == 1 && np - p >= 4 ? 4 : 1;
             if (rows == 4) mha__rows_avx2(4, 1, k, x, y, b_row, b_panel, z, first);
             else if (rows == 2) mha__rows_avx2(2, 1, k, x, y, b_row, b_panel, z, first);
@@ -1138,7 +1144,7 @@ static MHA__AVX512 void mha__strided_avx512(int m, int np, int k, const float *a
         rows = m - i >= 4 ? 4 : m - i >= 2 ? 2 : 1;
         for (p = 0; p < np; p += did) {
             const float *y = b + p * b_panel;
-            float *z = c + (p * MHA__AVX512_MR + i) * MHA__NR;
+            float *z = c + ((ptrdiff_t)p * MHA__AVX512_MR + i) * MHA__NR;
             did = rows == 1 && np - p >= 4 ? 4 : 1;
             if (rows == 4) mha__rows_avx512(4, 1, k, x, y, b_row, b_panel, z, first);
             else if (rows == 2) mha__rows_avx512(2, 1, k, x, y, b_row, b_panel, z, first);
@@ -1704,7 +1710,7 @@ static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrd
             n = mha__min(np - q, mat->head_panels - col);
             mha__store(job->kern, to, b, h, past + t, m, col * MHA__NR, (int)n, mat->d, row,
                        mr * MHA__NR, mat->b + (p + q) * MHA__NR);
-            for (i = 0; i < m; i++) row[i] += n * mr * MHA__NR;
+            for (i = 0; i < m && q + n < np; i++) row[i] += n * mr * MHA__NR;
         }
     }
     return r;
@@ -1951,8 +1957,8 @@ static void mha__pack_unit(const void *arg, ptrdiff_t unit, float *scratch)
    are enough of them. The attention weights need k once more. */
 static int mha__pack_local(ptrdiff_t batch, ptrdiff_t kv_heads, int threads, int weights)
 {
-    ptrdiff_t n = batch * kv_heads;
-    return !weights && (threads <= 1 || n % threads == 0 || n >= 4 * (ptrdiff_t)threads);
+    size_t n = mha__mul((size_t)batch, (size_t)kv_heads), t = (size_t)threads;
+    return !weights && (threads <= 1 || n % t == 0 || n / 4 >= t);
 }
 
 /* Queries a unit takes of each head of a group: MHA__ROWS rows in all, evenly cut. */
@@ -1992,7 +1998,8 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
    its tile see (0 * NaN is NaN), and scores so large that times log2(e) they are no float. Both
    show in the result, so nothing is paid for them beforehand: the unit is done again with scores
    in units of 16 and values taken key by key. Where the first way was right, the second gives the
-   same bits: the factor is a power of two, and the sums add the same terms in the same order. */
+   same bits: the factor is a power of two, and the sums add the same terms in the same order (only
+   where q * scale is so small that a 16th of it is denormal, a last bit may differ). */
 
 #define MHA__CAREFUL (1.0f / 16.0f)
 
@@ -2252,7 +2259,7 @@ static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scrat
     mha__place k = mha__place_keys(at, 1, keys, job->d_k), v;
     at += (ptrdiff_t)((mha__keys_bytes(1, 1, keys, job->d_k) + 63) / 64 * (64 / sizeof(float)));
     v = mha__place_values(at, 1, keys, job->d_v);
-    if (!lazy) {
+    if (!lazy && job->keys) {
         mha__pack_k(job, b, g, 0, mha__visible(job, b, job->seq - 1), &k, 0);
         mha__pack_v(job, b, g, 0, mha__visible(job, b, job->seq - 1), &v, 0);
     }
@@ -2335,10 +2342,10 @@ struct mha_pool {
     mha__cond wake, done;
     mha_task task;
     void *arg;
-    int n, next, left; /* tasks, the next one to hand out, those not finished */
-    int turns;         /* how many parallel_for there were */
+    int n, next;          /* tasks, the next one to hand out */
+    unsigned left, turns; /* tasks not finished; how many parallel_for there were, wrapping */
     int quit;
-    int threads, started;
+    int started; /* threads besides the caller */
     mha__thread *thread;
 };
 
@@ -2359,7 +2366,7 @@ static void mha__pool_work(mha_pool *pool)
 
 /* Waits a little, without the lock, for *value to change from what it was: the phases of a call
    follow each other within microseconds, and sleeping and waking takes longer than that. */
-static void mha__pool_spin(mha_pool *pool, const int *value, int was)
+static void mha__pool_spin(mha_pool *pool, const unsigned *value, unsigned was)
 {
 #ifdef MHA__LOAD
     int i;
@@ -2376,7 +2383,7 @@ static MHA__THREAD_RESULT mha__pool_thread(void *arg)
     mha_pool *pool = (mha_pool *)arg;
     MHA__LOCK(&pool->lock);
     while (!pool->quit) {
-        int turns = pool->turns;
+        unsigned turns = pool->turns;
         mha__pool_work(pool);
         if (!pool->quit && pool->turns == turns) mha__pool_spin(pool, &pool->turns, turns);
         while (!pool->quit && pool->turns == turns) MHA__WAIT(&pool->wake, &pool->lock);
@@ -2394,12 +2401,12 @@ static void mha__pool_for(void *ctx, int n, mha_task task, void *arg)
     pool->arg = arg;
     pool->n = n;
     pool->next = 0;
-    MHA__STORE(&pool->left, n);
+    MHA__STORE(&pool->left, (unsigned)n);
     MHA__STORE(&pool->turns, pool->turns + 1);
     MHA__WAKE_ALL(&pool->wake);
     mha__pool_work(pool);
     while (pool->left > 0) {
-        int left = pool->left;
+        unsigned left = pool->left;
         mha__pool_spin(pool, &pool->left, left);
         if (pool->left == left) MHA__WAIT(&pool->done, &pool->lock);
     }
@@ -2433,7 +2440,6 @@ MHA_API mha_status mha_pool_create(mha_pool **pool, int threads)
     if (!p) return MHA_ERR_MEMORY;
     memset(p, 0, bytes);
     p->thread = (mha__thread *)(void *)(p + 1);
-    p->threads = threads;
     MHA__MUTEX_INIT(&p->turn);
     MHA__MUTEX_INIT(&p->lock);
     MHA__COND_INIT(&p->wake);
@@ -2467,7 +2473,7 @@ MHA_API mha_parallel mha_pool_parallel(mha_pool *pool)
     mha_parallel par;
     par.parallel_for = pool ? mha__pool_for : NULL;
     par.ctx = pool;
-    par.threads = pool ? pool->threads : 0;
+    par.threads = pool ? pool->started + 1 : 0;
     return par;
 }
 
@@ -2521,7 +2527,7 @@ MHA_API const char *mha_strerror(mha_status status)
     case MHA_ERR_VALUE: return "a number is not finite or outside its range";
     case MHA_ERR_CONFLICT: return "two fields contradict each other";
     case MHA_ERR_ALIGN: return "a pointer is not aligned for its type";
-    case MHA_ERR_BUFFER: return "the buffer for the layer is too small (see mha_layer_size)";
+    case MHA_ERR_BUFFER: return "the buffer is too small (see mha_layer_size, mha_cache_size)";
     case MHA_ERR_WORKSPACE: return "the workspace is missing or too small (see mha_workspace_size)";
     case MHA_ERR_MEMORY: return "out of memory";
     case MHA_ERR_FULL: return "the cache has no room for these tokens";
@@ -2582,8 +2588,10 @@ static mha_status mha__check_floats(mha__why *why, const char *name, const void 
 
 static mha_status mha__check_scale(mha__why *why, float scale)
 {
-    if (mha__is_finite(scale)) return MHA_OK;
-    return mha__fail(why, MHA_ERR_VALUE, "scale is not a finite number", "", 0, 0);
+    if (!mha__is_finite(scale))
+        return mha__fail(why, MHA_ERR_VALUE, "scale is not a finite number", "", 0, 0);
+    if (mha__is_finite((float)((double)scale * MHA__LOG2E))) return MHA_OK;
+    return mha__fail(why, MHA_ERR_VALUE, "scale is too large: scores would be infinite", "", 0, 0);
 }
 
 static mha_status mha__check_isa(mha__why *why, mha_isa isa)
@@ -2745,7 +2753,8 @@ static mha__plan mha__plan_make(const mha__kernels *kern, int batch, int heads, 
 
 static mha_stride mha__stride_or(mha_stride s, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
 {
-    if (s.batch == 0 && s.head == 0 && s.seq == 0) {
+    if (s.batch == 0 && s.head == 0 && s.seq == 0 &&
+        mha__floats(1, heads, seq, d) <= MHA__BIGGEST) { /* else there are no elements */
         s.batch = heads * seq * d;
         s.head = seq * d;
         s.seq = d;
@@ -3440,11 +3449,21 @@ MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args,
 MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args, const float *o)
 {
     mha__why w = mha__why_make(NULL, 0);
-    mha_args r;
+    mha_args r, only;
     mha__plan plan;
     void *owned;
     char *ws;
-    mha_status st = mha__args_resolve(&w, layer, args, &r, &plan, MHA__Y | MHA__WORK);
+    mha_status st;
+    memset(&only, 0, sizeof only);
+    if (args) {
+        only.batch = args->batch;
+        only.seq = args->seq;
+        only.y = args->y;
+        only.workspace = args->workspace;
+        only.workspace_size = args->workspace_size;
+        only.parallel = args->parallel;
+    }
+    st = mha__args_resolve(&w, layer, args ? &only : NULL, &r, &plan, MHA__Y | MHA__WORK);
     if (st != MHA_OK) return st;
     st = mha__check_tensor(&w, "o", o, 1, r.batch, r.seq, layer->cfg.n_heads, layer->cfg.d_v);
     if (st != MHA_OK || r.batch == 0) return st;
@@ -3464,6 +3483,7 @@ static mha_status mha__swap_middle(int batch, int n1, int n2, int d, const float
     if ((st = mha__check_tensor(&w, "x", x, 1, batch, n1, n2, d)) != MHA_OK ||
         (st = mha__check_tensor(&w, "y", y, 1, batch, n1, n2, d)) != MHA_OK)
         return st;
+    if (mha__floats(batch, n1, n2, d) == 0) return MHA_OK;
     for (b = 0; b < batch; b++)
         for (i = 0; i < n1; i++)
             for (j = 0; j < n2; j++)

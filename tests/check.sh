@@ -46,7 +46,9 @@ installed() {
 
 step "tests" tests
 step "warnings: gcc and clang, C99 to C17, C++11 and C++17" sh tests/warnings.sh
-step "sanitizers, -O0, -ffast-math, MHA_NO_SIMD" sh tests/sanitize.sh
+step "sanitizers, -O0, -ffast-math, GNU mode, MHA_NO_SIMD" sh tests/sanitize.sh
+step "assembly of the hot loops" sh tests/asm.sh
+step "NEON and AVX-512 emulated" sh tests/emulate.sh
 step "format" formatted
 step "examples" $MAKE -s examples
 step "install" installed

@@ -1,6 +1,7 @@
 /* main.c - the test program: the library itself, and every suite.
    Environment: MHA_TEST_SEED, MHA_TEST_CASES (randomised cases), MHA_TEST_CASE (one of them
-   alone), MHA_TEST_GOLDEN (folder of the golden files). */
+   alone), MHA_TEST_ISA (one table of kernels alone: "neon"), MHA_TEST_GOLDEN (folder of the
+   golden files). */
 #define MHA_IMPLEMENTATION
 #include "test.h"
 

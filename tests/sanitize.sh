@@ -35,8 +35,9 @@ common() {
     try tsan-$1 $1 200 "-O1 -g -fsanitize=thread" "-s threads_suite"
     try fast-math-$1 $1 1000 "-O2 -ffast-math -DTEST_FAST_MATH=1"
     try O0-$1 $1 200 "-O0"
+    try gnu11-$1 $1 1000 "-O2 -std=gnu11" # a * b + c may become one operation
 }
 { common gcc; try asan-no-simd-gcc gcc 200 "$asan -DMHA_NO_SIMD"; } &
-{ common clang; try no-simd-clang clang 1000 "-O2 -DMHA_NO_SIMD"; } &
+{ common clang; try O2-clang clang 1000 "-O2"; try no-simd-clang clang 1000 "-O2 -DMHA_NO_SIMD"; } &
 wait
 [ ! -e build/sanitize/failed ]

@@ -124,9 +124,12 @@ float *test_floats(size_t n, float value)
 int test_isas(mha_isa out[8])
 {
     static const mha_isa all[] = { MHA_ISA_SCALAR, MHA_ISA_AVX2, MHA_ISA_AVX512, MHA_ISA_NEON };
+    const char *only = getenv("MHA_TEST_ISA");
     int i, n = 0;
-    for (i = 0; i < (int)(sizeof all / sizeof all[0]); i++)
+    for (i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
+        if (only && *only && strcmp(only, mha_isa_name(all[i])) != 0) continue;
         if (mha_isa_available(all[i])) out[n++] = all[i];
+    }
     return n;
 }
 

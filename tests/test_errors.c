@@ -1228,6 +1228,63 @@ TEST pool_arguments(void)
         RUN_TESTp(test, &cases[i]); \
     }
 
+/* Empty tensors whose other sizes are enormous: nothing to do, at once, and no overflow on the way. */
+TEST empty_but_enormous(void)
+{
+    mha_sdpa_args a = { 0 };
+    a.heads = a.seq = a.source_seq = a.d_k = INT_MAX;
+    ASSERT_STATUS(MHA_OK, mha_merge_heads(INT_MAX, 0, INT_MAX, 1, NULL, NULL));
+    ASSERT_STATUS(MHA_OK, mha_split_heads(INT_MAX, 0, INT_MAX, INT_MAX, NULL, NULL));
+    ASSERT_STATUS(MHA_ERR_OVERFLOW, mha_sdpa_check(&a, NULL, 0)); /* the workspace's tiles */
+    a.heads = 1, a.d_k = 8, a.source_seq = 0;
+    a.q = a.o = &(float){ 0 };
+    a.batch = 0;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    PASS();
+}
+
+/* A finite scale whose product with log2(e) is none. */
+TEST scale_next_to_flt_max(void)
+{
+    float x = 1.0f, o = 0.0f;
+    mha_sdpa_args a = { 0 };
+    a.batch = a.heads = a.seq = a.source_seq = a.d_k = 1;
+    a.q = a.k = a.v = &x, a.o = &o;
+    a.scale = 3e38f;
+    ASSERT_STATUS(MHA_ERR_VALUE, mha_sdpa(&a));
+    a.scale = -3e38f;
+    ASSERT_STATUS(MHA_ERR_VALUE, mha_sdpa(&a));
+    a.scale = 2e38f;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    ASSERT(o == 1.0f);
+    PASS();
+}
+
+/* The last stage looks at what it uses, and at nothing else: not at a full cache, say. */
+TEST project_out_alone(void)
+{
+    float w[16] = { 0 }, x[4] = { 0 }, y[4] = { 1, 1, 1, 1 };
+    mha_config cfg = { 0 };
+    mha_weights weights = { 0 };
+    mha_layer *layer;
+    mha_cache *cache;
+    mha_args a = { 0 };
+    cfg.d_model = 4, cfg.n_heads = 1;
+    weights.q = weights.k = weights.v = weights.out = w;
+    ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &cfg, &weights));
+    ASSERT_STATUS(MHA_OK, mha_cache_create(&cache, layer, 1, 1));
+    a.batch = a.seq = 1, a.x = x, a.y = y, a.cache = cache;
+    ASSERT_STATUS(MHA_OK, mha_forward(layer, &a));
+    ASSERT_STATUS(MHA_ERR_FULL, mha_forward(layer, &a));
+    a.source_seq = 7;
+    y[0] = 1.0f;
+    ASSERT_STATUS(MHA_OK, mha_project_out(layer, &a, x));
+    ASSERT(y[0] == 0.0f);
+    mha_cache_free(cache);
+    mha_layer_free(layer);
+    PASS();
+}
+
 SUITE(errors_suite)
 {
     memset(bytes_of_ones, 1, sizeof bytes_of_ones);
@@ -1238,6 +1295,9 @@ SUITE(errors_suite)
     RUN_TEST(workspace_numbers);
     RUN_TEST(workspace_overflow);
     RUN_TEST(workspace_size_pointers);
+    RUN_TEST(empty_but_enormous);
+    RUN_TEST(scale_next_to_flt_max);
+    RUN_TEST(project_out_alone);
     RUN_TEST(no_workspace_allocates);
     RUN_TEST(empty_may_be_null);
     RUN_CASES(project_qkv_arguments, qkv_cases)

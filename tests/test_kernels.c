@@ -540,6 +540,9 @@ static void visit_run(const visit *v)
     float *c = fence_floats(v->f, n_c, v->last);
     float *x = fence_floats(v->f + 1, m, v->last), *y = fence_floats(v->f + 2, m, v->last);
     float *z = fence_floats(v->f + 3, m, v->last);
+    memset(c, 0, n_c * sizeof *c); /* what the last visit left is not what this one takes */
+    memset(x, 0, m * sizeof *x);
+    memset(y, 0, m * sizeof *y);
     if (v->what == 0) {
         const size_t n_a = v->k ? 1 + at(v->kern, v->m - 1, v->k - 1) : 0;
         const size_t n_b =
@@ -711,13 +714,14 @@ TEST sdpa_precision(const size *s)
     const size_t n_q = (size_t)(s->B * s->H) * zT * zd, n_k = (size_t)(s->B * s->G) * zS * zd;
     rng r = rng_make(test_seed + 500);
     float *q, *k, *v, *o[8];
-    double *want = doubles(zd), v_max = 0, worst[8] = { 0 };
+    double *want, v_max = 0, worst[8] = { 0 };
     mha_isa isa[8];
     const int n = size_isas(s, isa);
     char *p = note;
     int ok = 1;
     if (s->big && SHORT_RUN) SKIPm("a short run: MHA_TEST_CASES is below 500");
     if (n == 0) SKIPm("no SIMD here: too slow");
+    want = doubles(zd);
     q = rng_floats(&r, n_q);
     k = rng_floats(&r, n_k);
     v = rng_floats(&r, n_k);

@@ -1,0 +1,113 @@
+/* immintrin.h - in front of the compiler's own, for tests/emulate.sh: AVX2 and AVX-512 in plain C,
+   by SIMDe, so that those kernels run on any x86-64. Here is what Debian's SIMDe 0.7.4 lacks or
+   does otherwise than the instructions, from Intel's description of them. */
+#ifndef SIMDE_IMMINTRIN_H
+#define SIMDE_IMMINTRIN_H
+
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <math.h>
+#include <simde/x86/avx512.h>
+#include <simde/x86/fma.h>
+
+#ifdef SIMDE_X86_AVX_NATIVE
+#error "compiled for AVX: this would be no emulation"
+#endif
+
+/* No function is compiled for more than the rest, and the CPU has all that is asked for. */
+#define target(isa)
+#define __builtin_cpu_supports(name) 1
+
+#ifndef _MM_FROUND_NO_EXC
+#define _MM_FROUND_NO_EXC SIMDE_MM_FROUND_NO_EXC
+#endif
+
+#undef _mm_pause
+#define _mm_pause() __builtin_ia32_pause()
+
+static inline void emu_get(float f[16], __m512 x)
+{
+    simde_mm512_storeu_ps(f, x);
+}
+
+/* One rounding. SIMDe rounds the product too. */
+static inline __m512 emu_fmadd512(__m512 a, __m512 b, __m512 c)
+{
+    float x[16], y[16], z[16];
+    int i;
+    emu_get(x, a);
+    emu_get(y, b);
+    emu_get(z, c);
+    for (i = 0; i < 16; i++) z[i] = fmaf(x[i], y[i], z[i]);
+    return simde_mm512_loadu_ps(z);
+}
+#undef _mm512_fmadd_ps
+#define _mm512_fmadd_ps(a, b, c) emu_fmadd512(a, b, c)
+
+static inline __m256 emu_fmadd256(__m256 a, __m256 b, __m256 c)
+{
+    float x[8], y[8], z[8];
+    int i;
+    simde_mm256_storeu_ps(x, a);
+    simde_mm256_storeu_ps(y, b);
+    simde_mm256_storeu_ps(z, c);
+    for (i = 0; i < 8; i++) z[i] = fmaf(x[i], y[i], z[i]);
+    return simde_mm256_loadu_ps(z);
+}
+#undef _mm256_fmadd_ps
+#define _mm256_fmadd_ps(a, b, c) emu_fmadd256(a, b, c)
+
+/* x less x rounded to an integer, halves to even (the only way used); 0 for an infinity. */
+static inline __m512 emu_reduce(__m512 x)
+{
+    float f[16];
+    int i;
+    emu_get(f, x);
+    for (i = 0; i < 16; i++) f[i] = f[i] - f[i] == 0 || f[i] != f[i] ? f[i] - rintf(f[i]) : 0.0f;
+    return simde_mm512_loadu_ps(f);
+}
+#define _mm512_reduce_ps(x, how) emu_reduce(x)
+
+/* a * 2^floor(b), rounded once; by 2^-inf 0. SIMDe flushes denormals. */
+static inline __m512 emu_scalef(__m512 a, __m512 b)
+{
+    float x[16], y[16];
+    int i;
+    emu_get(x, a);
+    emu_get(y, b);
+    for (i = 0; i < 16; i++) {
+        if (x[i] != x[i] || y[i] != y[i]) x[i] = x[i] + y[i];
+        else x[i] = ldexpf(x[i], y[i] < -1000 ? -1000 : y[i] > 1000 ? 1000 : (int)floorf(y[i]));
+    }
+    return simde_mm512_loadu_ps(x);
+}
+#undef _mm512_scalef_ps
+#define _mm512_scalef_ps(a, b) emu_scalef(a, b)
+
+static inline float emu_reduce_max(__m512 x)
+{
+    float f[16];
+    int n, i;
+    emu_get(f, x);
+    for (n = 8; n > 0; n /= 2)
+        for (i = 0; i < n; i++) f[i] = f[i] > f[i + n] ? f[i] : f[i + n];
+    return f[0];
+}
+#define _mm512_reduce_max_ps(x) emu_reduce_max(x)
+
+static inline __m256 emu_extract8(__m512 x, int which)
+{
+    float f[16];
+    emu_get(f, x);
+    return simde_mm256_loadu_ps(f + 8 * which);
+}
+#define _mm512_extractf32x8_ps(x, which) emu_extract8(x, which)
+
+static inline float emu_first(__m512 x)
+{
+    float f[16];
+    emu_get(f, x);
+    return f[0];
+}
+#define _mm512_cvtss_f32(x) emu_first(x)
+
+#endif
