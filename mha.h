@@ -1265,9 +1265,10 @@ static const mha__kernels mha__avx512 = { MHA_ISA_AVX512,      MHA__AVX512_MR,  
 
 #ifdef MHA__ARM64
 
-#define MHA__NEON_MR 6
+#define MHA__NEON_MR 4
 
-/* As mha__rows_avx2 with four registers a panel: 6x1 takes 29 of 32. */
+/* As mha__rows_avx2 with four registers a panel. 4x16 takes 21 of 32 registers; 6x16 would fit in
+   29, but then gcc and clang hoist loads until accumulators go to the stack. */
 MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float *b, ptrdiff_t b_row,
                                 float *c, const float *start)
 {
@@ -1301,16 +1302,42 @@ MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float 
     }
 }
 
+/* One row, the accumulators by name: clang 14 leaves an array of one row on the stack. */
+MHA__INLINE void mha__row_neon(int k, const float *a, const float *b, ptrdiff_t b_row, float *c,
+                               const float *start)
+{
+    float32x4_t x = vdupq_n_f32(start ? *start : 0.0f), s0 = x, s1 = x, s2 = x, s3 = x;
+    int kk, n;
+    if (start) {
+        s0 = vmulq_f32(vld1q_f32(c), x);
+        s1 = vmulq_f32(vld1q_f32(c + 4), x);
+        s2 = vmulq_f32(vld1q_f32(c + 8), x);
+        s3 = vmulq_f32(vld1q_f32(c + 12), x);
+    }
+    for (; k > 0; k -= MHA__NR, a += (MHA__NEON_MR - 1) * MHA__NR) {
+        n = k < MHA__NR ? k : MHA__NR;
+        for (kk = 0; kk < n; kk++, a++, b += b_row) {
+            x = vld1q_dup_f32(a);
+            s0 = vfmaq_f32(s0, x, vld1q_f32(b));
+            s1 = vfmaq_f32(s1, x, vld1q_f32(b + 4));
+            s2 = vfmaq_f32(s2, x, vld1q_f32(b + 8));
+            s3 = vfmaq_f32(s3, x, vld1q_f32(b + 12));
+        }
+    }
+    vst1q_f32(c, s0);
+    vst1q_f32(c + 4, s1);
+    vst1q_f32(c + 8, s2);
+    vst1q_f32(c + 12, s3);
+}
+
 static void mha__gemm_neon(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_row,
                            ptrdiff_t b_panel, float *c, const float *start)
 {
     for (; np > 0; np--, b += b_panel, c += MHA__NEON_MR * MHA__NR) switch (m) {
-        case 6: mha__rows_neon(6, k, a, b, b_row, c, start); break;
-        case 5: mha__rows_neon(5, k, a, b, b_row, c, start); break;
         case 4: mha__rows_neon(4, k, a, b, b_row, c, start); break;
         case 3: mha__rows_neon(3, k, a, b, b_row, c, start); break;
         case 2: mha__rows_neon(2, k, a, b, b_row, c, start); break;
-        default: mha__rows_neon(1, k, a, b, b_row, c, start);
+        default: mha__row_neon(k, a, b, b_row, c, start);
         }
 }
 
@@ -1355,7 +1382,7 @@ static void mha__softmax_neon(int m, int np, float *s, float *top, float *sum, f
         u = vaddq_f32(vaddq_f32(t[0], t[2]), vaddq_f32(t[1], t[3]));
         alpha[i] = mha__exp2(top[i] - hi);
         top[i] = hi;
-        sum[i] = sum[i] * alpha[i] + vaddvq_f32(u);
+        sum[i] = sum[i] * alpha[i] + vpadds_f32(vadd_f32(vget_low_f32(u), vget_high_f32(u)));
     }
 }
 
@@ -2767,6 +2794,7 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
                                     mha__plan *plan, int need_data)
 {
     mha_status st;
+    plan->total = 0;
     if (!args) return mha__fail(why, MHA_ERR_NULL, "args is null", "", 0, 0);
     *r = *args;
     if ((st = mha__check_size(why, "batch", r->batch, 0)) ||
@@ -3224,6 +3252,7 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
     size_t scratch = 0, s;
     mha_status st;
     int i, fresh; /* keys projected in this call */
+    plan->total = 0;
     if (!layer) return mha__fail(why, MHA_ERR_NULL, "layer is null", "", 0, 0);
     if (!args) return mha__fail(why, MHA_ERR_NULL, "args is null", "", 0, 0);
     c = &layer->cfg;

@@ -91,7 +91,7 @@ x86() {
     kernel softmax_avx512 6
 }
 neon() {
-    kernel gemm_neon 24 # 6 rows x 4 registers
+    kernel gemm_neon 16 # 4 rows x 4 registers
     kernel softmax_neon 6 1 # mha__exp2, once a row
 }
 
