@@ -1882,6 +1882,7 @@ typedef struct mha__row {
     ptrdiff_t visible; /* how many of the first keys it may see, masks aside */
     int seen;          /* 1 once it has seen a key */
     int started;       /* of the first row of a tile: 1 once the tile's o holds something */
+    int done;          /* 1 once its results are written */
 } mha__row;
 
 /* How many of the first keys query i of batch element b may see, masks aside. */
@@ -2023,17 +2024,16 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
 
    Two things can spoil a row that should be fine: something non-finite in v that other rows of
    its tile see (0 * NaN is NaN), and scores so large that times log2(e) they are no float. Both
-   show in the result, so nothing is paid for them beforehand: the unit is done again with scores
-   in units of 16 and values taken key by key. Where the first way was right, the second gives the
-   same bits: the factor is a power of two, and the sums add the same terms in the same order (only
-   where q * scale is so small that a 16th of it is denormal, a last bit may differ). */
+   show in the result, so nothing is paid for them beforehand. The unit is done again with values
+   taken key by key, which adds the same terms in the same order: rows that were right keep their
+   bits. Rows whose sum is still no good are done once more with scores in units of 16. */
 
 #define MHA__CAREFUL (1.0f / 16.0f)
 
 /* kern->softmax and kern->gemm of one tile, o = alpha * o + softmax(s) v, over n keys. */
-static void mha__careful_step(const mha__kernels *kern, int m, int n, int panels, float *s,
-                              const float *v, ptrdiff_t v_row, ptrdiff_t v_panel, float *o,
-                              float *top, float *sum)
+static void mha__careful_step(const mha__kernels *kern, int m, int n, int panels, float unit,
+                              float *s, const float *v, ptrdiff_t v_row, ptrdiff_t v_panel,
+                              float *o, float *top, float *sum)
 {
     int np = (n + MHA__NR - 1) / MHA__NR, mr = kern->mr, i, j;
     for (i = 0; i < m; i++) {
@@ -2046,9 +2046,9 @@ static void mha__careful_step(const mha__kernels *kern, int m, int n, int panels
         }
         for (j = 0; j < np * MHA__NR; j++) {
             float *x = s + (j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR;
-            *x = (*x - hi) / MHA__CAREFUL;
+            *x = (*x - hi) / unit;
         }
-        was = (top[i] - hi) / MHA__CAREFUL;
+        was = (top[i] - hi) / unit;
         kern->softmax(1, np, s + i * MHA__NR, &was, sum + i, &alpha);
         top[i] = hi;
         kern->gemm(1, panels, 0, s, v, 0, 0, o + i * MHA__NR, &alpha);
@@ -2100,8 +2100,9 @@ typedef struct mha__unit {
     ptrdiff_t qtile, otile; /* floats a tile */
     float *s, *q, *o, *top, *sum;
     mha__row *row;
-    float unit; /* of scores */
-    int careful, masked;
+    float unit;  /* of scores */
+    int careful; /* 0; then 1, 2: see "the careful way" */
+    int masked;
 } mha__unit;
 
 /* Lays out the scratch, packs q. */
@@ -2116,7 +2117,7 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
     u->queries = mha__min(job->queries, job->seq - i0);
     u->rows = group * u->queries;
     u->careful = careful;
-    u->unit = careful ? MHA__CAREFUL : 1.0f;
+    u->unit = careful == 2 ? MHA__CAREFUL : 1.0f;
     u->masked = 0;
     tiles = mha__div_up(u->rows, mr);
     u->qtile = mha__tile_floats(job->kern->mr, job->d_k);
@@ -2140,7 +2141,8 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
             u->row[r].query = i;
             u->row[r].visible = mha__visible(job, b, i);
             u->row[r].seen = 0;
-            u->row[r].started = careful;
+            u->row[r].started = careful > 0;
+            if (careful < 2) u->row[r].done = 0;
             u->top[r] = -FLT_MAX;
             u->sum[r] = 0.0f;
             n++;
@@ -2164,7 +2166,7 @@ static void mha__unit_block(mha__unit *u, ptrdiff_t j0, const float *k, const fl
         if (n == 0) continue;
         np = (n + MHA__NR - 1) / MHA__NR;
         if (u->careful) {
-            mha__careful_step(kern, m, n, panels, u->s, v, v_row, v_panel, o, u->top + r,
+            mha__careful_step(kern, m, n, panels, u->unit, u->s, v, v_row, v_panel, o, u->top + r,
                               u->sum + r);
             continue;
         }
@@ -2174,7 +2176,13 @@ static void mha__unit_block(mha__unit *u, ptrdiff_t j0, const float *k, const fl
     }
 }
 
-/* Whether the results stand, or the unit must be done again the careful way. */
+/* Whether the sum of row r is one to divide by. */
+static int mha__row_good(const mha__unit *u, ptrdiff_t r)
+{
+    return !u->row[r].seen || (mha__is_finite(u->sum[r]) && u->sum[r] > 0.0f);
+}
+
+/* Whether the results of the first way stand. */
 static int mha__unit_good(const mha__unit *u)
 {
     ptrdiff_t mr = u->job->kern->mr, r, n, c;
@@ -2183,8 +2191,8 @@ static int mha__unit_good(const mha__unit *u)
     int j;
     for (r = n = 0; r < u->rows; r++, n++) {
         if (n == mr) n = 0, o += u->otile;
+        if (!mha__row_good(u, r)) return 0;
         if (!u->row[r].seen) continue;
-        if (!mha__is_finite(u->sum[r]) || !(u->sum[r] > 0.0f)) return 0;
         for (c = 0; c < u->job->d_v && u->masked; c += MHA__NR) {
             ptrdiff_t left = u->job->d_v - c;
             memcpy(bits, o + (c / MHA__NR * mr + n) * MHA__NR, sizeof bits);
@@ -2197,11 +2205,13 @@ static int mha__unit_good(const mha__unit *u)
     return 1;
 }
 
-static void mha__unit_end(const mha__unit *u)
+/* Writes the results of the rows that have none yet. Returns 0 if a row has to be done again. */
+static int mha__unit_end(mha__unit *u)
 {
     const mha__attend_job *job = u->job;
     ptrdiff_t mr = job->kern->mr, r, n, c;
     const float *o = u->o;
+    int all = 1;
     for (r = n = 0; r < u->rows; r++, n++) {
         ptrdiff_t h = u->row[r].head, i = u->row[r].query;
         ptrdiff_t at = (u->b * job->heads + h) * job->seq + i;
@@ -2210,6 +2220,12 @@ static void mha__unit_end(const mha__unit *u)
         float inv = u->row[r].seen ? 1.0f / u->sum[r] : 0.0f;
         const float *from;
         if (n == mr) n = 0, o += u->otile;
+        if (u->row[r].done) continue;
+        if (u->careful < 2 && !mha__row_good(u, r)) {
+            all = 0;
+            continue;
+        }
+        u->row[r].done = 1;
         from = o + n * MHA__NR;
         if (u->row[r].seen) {
             job->kern->copy((int)(job->d_v / MHA__NR), from, mr * MHA__NR, to, MHA__NR, inv, NULL);
@@ -2229,6 +2245,7 @@ static void mha__unit_end(const mha__unit *u)
                                           : mha__float(MHA__NINF);
         }
     }
+    return all;
 }
 
 /* Queries i0 .. of kv head g of batch element b. k, v: that head, packed; with lazy, room for one
@@ -2239,7 +2256,7 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
     ptrdiff_t j0, end = mha__visible(job, b, mha__min(i0 + job->queries, job->seq) - 1);
     mha__unit u;
     int careful;
-    for (careful = 0; careful < 2; careful++) {
+    for (careful = 0; careful < 3; careful++) {
         mha__unit_begin(&u, job, b, g, i0, scratch, careful);
         for (j0 = 0; j0 < end; j0 += MHA__KEYS) {
             ptrdiff_t to = mha__min(j0 + MHA__KEYS, end);
@@ -2259,9 +2276,8 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
                 mha__unit_block(&u, j0, k->data, v->data, MHA__NR, v->c_hi);
             }
         }
-        if (careful || mha__unit_good(&u)) break;
+        if ((careful || mha__unit_good(&u)) && mha__unit_end(&u)) break;
     }
-    mha__unit_end(&u);
 }
 
 static void mha__attend_unit(const void *arg, ptrdiff_t unit, float *scratch)
@@ -2322,9 +2338,13 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
             n = mha__scores(job, b, row, m, j0, MHA__CAREFUL, q, k + j0 / MHA__NR * job->k.t_hi, s,
                             &masked);
             if (n) kern->weigh(m, (int)mha__div_up(n, MHA__NR), s, job->top + at, job->inv + at);
-            for (i = 0; i < m; i++)
+            for (i = 0; i < m; i++) {
+                if (n && !mha__is_finite(job->inv[at + i])) /* all NaN: mark what is excluded */
+                    mha__mask_row(job, b, h, i0 + i, j0, mha__min(row[i].visible - j0, n),
+                                  (int)mha__div_up(n, MHA__NR), 1.0f, s + i * MHA__NR);
                 for (j = 0; j < mha__min(MHA__KEYS, job->keys - j0); j++) {
                     float w = j < n ? s[(j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR] : 0.0f;
+                    if (mha__bits(w) == MHA__NINF) w = 0.0f;
                     if (job->attn) job->attn[(at + i) * job->keys + j0 + j] = w;
                     if (job->attn_mean) {
                         float *to = job->attn_mean + (b * job->seq + i0 + i) * job->keys + j0 + j;
@@ -2332,6 +2352,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
                         if (h == job->heads - 1) *to *= mean;
                     }
                 }
+            }
         }
     }
 }

@@ -443,6 +443,107 @@ TEST only_those_who_look(const problem *p, const result *clean, int in_k, int j)
     PASS();
 }
 
+/* Row 0 does not see the key whose value is NaN, and row 1 does: row 0 keeps its bits, also where
+   q * scale is so small that it is nearly denormal and only large keys make scores of it. */
+TEST tiny_queries_keep_their_bits(mha_isa isa)
+{
+    enum { T = 2, S = 9, D = 24 };
+    float q[T * D], k[S * D], v[S * D], clean[T * D], spoilt[T * D];
+    rng r = rng_make(test_seed + 77);
+    for (int n = 0; n < 100; n++) {
+        mha_sdpa_args a;
+        memset(&a, 0, sizeof a);
+        for (int i = 0; i < T * D; i++) q[i] = rng_normal(&r) * 1.2e-38f;
+        for (int i = 0; i < S * D; i++) k[i] = rng_normal(&r) * 3e37f;
+        for (int i = 0; i < S * D; i++) v[i] = rng_normal(&r);
+        a.batch = a.heads = 1;
+        a.seq = T;
+        a.source_seq = S;
+        a.d_k = D;
+        a.scale = 1.0f;
+        a.isa = isa;
+        a.q = q;
+        a.k = k;
+        a.v = v;
+        a.o = clean;
+        a.mask.causal = MHA_CAUSAL;
+        ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+        v[(S - 1) * D] = F_NAN;
+        a.o = spoilt;
+        ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+        ASSERT(is_nan(spoilt[D]));
+        ASSERT(unchanged(clean, spoilt, D));
+        a.o = q; /* the same in place: the row that is done again must find its query */
+        ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+        ASSERT(is_nan(q[D]));
+        ASSERT(unchanged(clean, q, D));
+    }
+    PASS();
+}
+
+/* Three rows of a tile: one whose scores overflow in units of log2, one that attends a NaN, and
+   one that is as it is alone. In place, so that a row done once must not be done again. */
+TEST three_kinds_of_rows(mha_isa isa)
+{
+    enum { T = 3, S = 20, D = 16 };
+    float q[T * D], k[S * D], v[S * D], alone[T * D], o[T * D];
+    unsigned char allow[T * S];
+    rng r = rng_make(test_seed + 78);
+    mha_sdpa_args a;
+    memset(&a, 0, sizeof a);
+    rng_fill(&r, q, T * D);
+    rng_fill(&r, k, S * D);
+    rng_fill(&r, v, S * D);
+    for (int c = 0; c < D; c++) q[c] = c ? 0.0f : 3e38f;
+    for (int j = 0; j < S; j++) k[j * D] = 0.9f - 0.01f * (float)j;
+    v[(S - 1) * D + 3] = F_NAN;
+    for (int i = 0; i < T * S; i++) allow[i] = i % S < S - 1 || i / S == 1;
+    a.batch = a.heads = 1;
+    a.source_seq = S;
+    a.d_k = D;
+    a.scale = 1.0f;
+    a.isa = isa;
+    a.k = k;
+    a.v = v;
+    a.mask.allow = allow;
+    for (int i = 0; i < T; i++) {
+        a.seq = 1;
+        a.q = q + i * D;
+        a.o = alone + i * D;
+        a.mask.allow = allow + i * S;
+        ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    }
+    ASSERT(unchanged(v, alone, D)); /* the largest score by far is key 0's */
+    ASSERT(is_nan(alone[D + 3]));
+    a.seq = T;
+    a.q = q;
+    a.mask.allow = allow;
+    a.o = o;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    ASSERT(unchanged(alone, o, D) && unchanged(alone + 2 * D, o + 2 * D, D));
+    a.o = q;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    ASSERT(unchanged(alone, q, D) && unchanged(alone + 2 * D, q + 2 * D, D));
+    ASSERT(is_nan(q[D + 3]));
+    PASS();
+}
+
+/* A row that attends a NaN has NaN weights, but still none where it does not look. */
+TEST nan_row_has_no_weight_where_it_is_blind(mha_isa isa)
+{
+    problem p = problem_make(isa, 1, 1, 1, 4, 300, 16, 16, 79);
+    p.a.mask.causal = MHA_CAUSAL;
+    p.k[0] = F_NAN;
+    ASSERT_STATUS(MHA_OK, problem_run(&p));
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 300; j++) {
+            if (j <= i + 296) ASSERT(is_nan(p.attn[i * 300 + j]));
+            else ASSERT_EQ(0u, bits_f(p.attn[i * 300 + j]));
+        }
+    problem_free(&p);
+    PASS();
+}
+
 /* Neighbours in one tile: one row attends the NaN that the others exclude. */
 TEST hidden_from_neighbours(mha_isa isa)
 {
@@ -1082,6 +1183,9 @@ SUITE(edges_suite)
     RUN_ON_EACH_ISA(score_and_bias_beyond_float);
     RUN_ON_EACH_ISA(hidden_cannot_leak);
     RUN_ON_EACH_ISA(hidden_from_neighbours);
+    RUN_ON_EACH_ISA(tiny_queries_keep_their_bits);
+    RUN_ON_EACH_ISA(three_kinds_of_rows);
+    RUN_ON_EACH_ISA(nan_row_has_no_weight_where_it_is_blind);
     RUN_ON_EACH_ISA(hidden_bias_cannot_leak);
     RUN_ON_EACH_ISA(hidden_in_layer);
     RUN_ON_EACH_ISA(nan_token_in_layer);
