@@ -56,6 +56,14 @@
    and the textbook's stages one by one: mha_project_qkv, mha_split_heads, mha_sdpa,
    mha_merge_heads, mha_project_out.
 
+   Everything else is off until you ask for it, and composes in this order:
+     q, k    norm of each head (qk_norm), rotary positions (rope)
+     scores  scale; softcap; biases: mask.bias, ALiBi (alibi); exclusions: causal, window, lengths,
+             mask.allow, key_padding, -inf in mask.bias; sinks (sink, bias_k, zero_attn); softmax
+     output  gates of each head or token (gate), W_O
+     work    sequences of different lengths without padding (cu_seq); caches that are linear or a
+             ring, in f32, f16, bf16 or int8; weights in the same (weight_type)
+
 
    WHAT IT PROMISES
 
@@ -82,8 +90,8 @@
 
    Weights are packed once, when a layer is made, for kernels chosen then: AVX2+FMA or AVX-512 on
    x86-64 (found at run time: plain cc -O2 is enough), NEON on aarch64, portable C elsewhere. q, k
-   and v are written where attention reads them, scores exist one tile at a time, and what causal
-   and key_len exclude is not computed. Bring a workspace and threads to go faster. For one query
+   and v are written where attention reads them, scores exist one tile at a time, and what causal,
+   windows and lengths exclude is not computed. Bring a workspace and threads to go faster. For one query
    at a time use a cache: it keeps the keys packed, which mha_sdpa does anew in every call.
    2^x is a polynomial in the kernels: within 1 ulp, 1.23 where there is no fused multiply-add.
 
@@ -110,6 +118,7 @@
      >>dispatch   from a CPU to a table of kernels
      >>pack       how operands lie in memory
      >>project    x * W + b, written where attention wants it
+     >>rotate     norm and rotary positions of q and k
      >>attend     softmax(q k^T) v, streamed over blocks of keys
      >>threads    the built-in pool
      >>cache      keys and values kept between calls
@@ -189,6 +198,8 @@ typedef struct mha_mask_stride {
     ptrdiff_t batch, head, query, key;
 } mha_mask_stride;
 
+/* Query i stands at position i + (S - T), lower-right aligned, in a cache at its length + i;
+   with MHA_CAUSAL_UPPER_LEFT at i. Key j stands at j. */
 typedef enum mha_causal {
     MHA_NOT_CAUSAL = 0,
     MHA_CAUSAL,           /* key j visible to query i iff j <= i + (S - T): lower-right aligned */
@@ -201,8 +212,12 @@ typedef struct mha_mask {
     mha_mask_stride allow_stride;
     const float *bias; /* additive mask, in units of scaled scores; -inf excludes; or null */
     mha_mask_stride bias_stride;
-    const int *key_len; /* [B] keys j >= key_len[b] are excluded, 0 <= key_len[b] <= S; or null */
-    mha_causal causal;  /* default MHA_NOT_CAUSAL */
+    const int *key_len;   /* [B] keys j >= key_len[b] are excluded, 0 <= key_len[b] <= S; or null */
+    mha_causal causal;    /* default MHA_NOT_CAUSAL */
+    const int *key_start; /* [B] keys j < key_start[b] are excluded (left padding); or null */
+    const unsigned char *key_padding; /* [B,S] PyTorch's key_padding_mask: non-zero = EXCLUDED */
+    int windowed;    /* 1: a query at position p sees keys p - left .. p + right only */
+    int left, right; /* of the window, 0 = none on that side, -1 = all; with windowed = 1 only */
 } mha_mask;
 
 /* ---- threads ---------------------------------------------------------------------- */
@@ -242,7 +257,88 @@ MHA_API void mha_pool_free(mha_pool *pool);
 MHA_API mha_parallel mha_pool_parallel(mha_pool *pool);
 #endif
 
+/* ---- strided tensors ------------------------------------------------------------------ */
+
+/* Distance in elements between batch elements, heads and positions, of either sign; the d numbers
+   of one head at one position are adjacent. All three zero is the default: contiguous [B,H,T,d].
+       [B,H,T,d] {H*T*d, T*d, d}     [B,T,H,d] {T*H*d, d, H*d}
+       q, k, v side by side in [B,T,(H+G+G)*d]: {T*(H+2*G)*d, d, (H+2*G)*d}, three pointers */
+typedef struct mha_stride {
+    ptrdiff_t batch, head, seq;
+} mha_stride;
+
+/* Distance in floats between batch elements, positions and heads of a gate; 0 = broadcast. All
+   three zero is the default: one gate a head, [H]. A gate of each token and head, [B,T,H], is
+   {T*H, H, 1}; with cu_seq, [seq,H], {0, H, 1}. */
+typedef struct mha_gate_stride {
+    ptrdiff_t batch, seq, head;
+} mha_gate_stride;
+
+/* ---- positions ----------------------------------------------------------------------- */
+
+typedef enum mha_rope_layout {
+    MHA_ROPE_NONE = 0,
+    MHA_ROPE_HALF,       /* pairs (i, i + width/2): GPT-NeoX, and Llama as Hugging Face stores it */
+    MHA_ROPE_INTERLEAVED /* pairs (2i, 2i + 1): GPT-J, and Llama as Meta stores it */
+} mha_rope_layout;
+
+/* How the angles of a longer context follow from those of training. f(i) = base^(-2i/width). */
+typedef enum mha_rope_scaling {
+    MHA_ROPE_PLAIN = 0, /* angle = position * f(i) */
+    MHA_ROPE_LINEAR,    /* position / factor */
+    MHA_ROPE_NTK,       /* base * factor^(width/(width - 2)) */
+    MHA_ROPE_YARN,      /* between f and f / factor, by beta_fast and beta_slow; cos and sin times
+                           attention */
+    MHA_ROPE_LLAMA3     /* between f and f / factor, by low_freq and high_freq */
+} mha_rope_scaling;
+
+/* Rotary position embedding of q and k. All zero = none. */
+typedef struct mha_rope {
+    mha_rope_layout layout;
+    int width;  /* how many numbers of each head are rotated, from the first; even. Default: d_k */
+    float base; /* default 10000 */
+    mha_rope_scaling scaling;
+    float factor;    /* of the longer context, >= 1. Default 1 */
+    int original;    /* YARN, LLAMA3: context of training, in tokens. Required there */
+    float beta_fast; /* YARN: rotations in it above which f stays. Default 32 */
+    float beta_slow; /* YARN: rotations in it below which f is divided. Default 1 */
+    float attention; /* YARN: multiplies cos and sin. Default: 0.1 ln(factor) + 1 */
+    float low_freq;  /* LLAMA3: rotations below which f is divided. Default 1 */
+    float high_freq; /* LLAMA3: rotations above which f stays. Default 4 */
+} mha_rope;
+
+/* x [B,H,T,d] rotated in place, at stride (zero = contiguous), for those who bring their own q and
+   k to mha_sdpa. positions [B,T], or null: 0 .. T-1. */
+MHA_API mha_status mha_rotate(const mha_rope *rope, int batch, int heads, int seq, int d, float *x,
+                              mha_stride stride, const int *positions);
+
+/* The usual slopes of ALiBi for so many heads: 2^(-8i/n), i = 1 .. n, for n a power of two; else
+   those of the power below, then every other one of the power above. */
+MHA_API mha_status mha_alibi_slopes(int heads, float *slopes);
+
+/* ---- number formats ------------------------------------------------------------------ */
+
+/* How weights and cached keys and values are kept. All arithmetic is float32. Error on N(0,1)
+   data, of the largest number: see README. */
+typedef enum mha_type {
+    MHA_F32 = 0,
+    MHA_F16,  /* IEEE half: 11 bits, up to 65504; larger numbers become infinite */
+    MHA_BF16, /* the upper half of a float: 8 bits */
+    MHA_INT8 /* symmetric, -127 .. 127 times a scale: of each output of a weight matrix, of each key
+                 and value of each head in a cache */
+} mha_type;
+
+/* n numbers between F32, F16 and BF16, to nearest even; from and to must not overlap. */
+MHA_API mha_status mha_convert(mha_type from_type, const void *from, mha_type to_type, void *to,
+                               size_t n);
+
 /* ---- layer ------------------------------------------------------------------------- */
+
+typedef enum mha_norm {
+    MHA_NORM_NONE = 0,
+    MHA_NORM_RMS,  /* x / sqrt(mean(x^2) + eps) * weight */
+    MHA_NORM_LAYER /* (x - mean) / sqrt(var + eps) * weight + bias */
+} mha_norm;
 
 typedef struct mha_config {
     int d_model;    /* D: width of x and y. Required */
@@ -254,6 +350,13 @@ typedef struct mha_config {
     int d_source_v; /* width of the value source, if it is another. Default: d_source */
     float scale;    /* multiplies the scores. Default: 1/sqrt(d_k) */
     mha_isa isa;    /* default: the best this CPU has */
+    mha_rope rope;  /* rotary positions. Default: none */
+    float softcap;  /* scores become softcap * tanh(score / softcap). Default: they do not */
+    int alibi;      /* 1: scores get -slope * |distance|, slopes from weights.alibi or the usual */
+    mha_norm qk_norm;     /* of each head of q and of k, before rope. Default: none */
+    float norm_eps;       /* default 1e-6 */
+    int zero_attn;        /* 1: one more key and value, all zeros (PyTorch's add_zero_attn) */
+    mha_type weight_type; /* how the four matrices are kept. Default: MHA_F32 */
 } mha_config;
 
 typedef enum mha_layout {
@@ -275,6 +378,15 @@ typedef struct mha_weights {
     const float *b_q, *b_k, *b_v; /* [H*d_k] [G*d_k] [G*d_v] */
     const float *b_out;           /* [D] */
     mha_layout layout;            /* of every matrix above. Default MHA_IN_OUT */
+    const float *alibi;           /* [H] slopes, with cfg.alibi. Default: mha_alibi_slopes */
+    const float *sink;            /* [H] a score that takes part in the softmax of every row that
+                                     sees a key, and has no key; -inf: none. Default: none */
+    const float *sink_value;      /* [H,d_v] what it adds. Default: nothing */
+    const float *q_norm, *k_norm; /* [d_k] weights of cfg.qk_norm. Default: ones */
+    const float *q_norm_bias, *k_norm_bias; /* [d_k] with MHA_NORM_LAYER. Default: zeros */
+    const float *bias_k, *bias_v; /* [G*d_k] [G*d_v] one more key and value that every query sees
+                                     whatever the masks, without a position (PyTorch's
+                                     add_bias_kv). Both or neither */
 } mha_weights;
 
 /* Weights packed for the kernels. Never changes once made: any number of threads may use
@@ -326,14 +438,26 @@ typedef struct mha_args {
     mha_parallel parallel; /* default: serial */
     mha_cache *cache; /* self-attention: x is appended to it, and attends to all it holds. S is then
                          the longest length after that, and source_seq 0 or S. Default: none */
+    int cache_only;   /* 1: x is not appended, it attends to what the cache holds: cross-attention
+                         to a source that mha_cache_append put there */
+    const int
+        *cu_seq; /* [B+1] sequences of different lengths, without padding: x and y are [seq,D],
+                          sequence b is rows cu_seq[b] .. cu_seq[b+1]-1, seq = cu_seq[B] or 0. T is
+                          then the longest, lse is [H,seq], attn [H,seq,S], attn_mean [seq,S] */
+    const int *cu_source;        /* [B+1] the same for source; source_seq = cu_source[B] or 0 */
+    const int *positions;        /* [B,T] or [seq]: positions for rope. Default: 0, 1, ... in each
+                                  sequence, in a cache from its length on */
+    const int *source_positions; /* [B,S] or [source_seq]: the same for source */
+    const float *gate;           /* multiplies each head's output before W_O; 0 skips its work */
+    mha_gate_stride gate_stride;
 } mha_args;
 
 /* x [B,T,D] -> y [B,T,D]. */
 MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
 
 /* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads and
-   on which of source, attn, attn_mean and cache are set; not on how much a cache holds, so that
-   one workspace serves every step of the same batch and seq. */
+   on which of source, attn, attn_mean, cache, cu_seq and cu_source are set; not on how much a cache
+   holds, so that one workspace serves every step of the same batch and seq. */
 MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes);
 
 /* The status mha_forward would give, and the reason: as mha_layer_check. */
@@ -342,17 +466,26 @@ MHA_API mha_status mha_forward_check(const mha_layer *layer, const mha_args *arg
 
 /* ---- cache -------------------------------------------------------------------------------- */
 
-/* Room for capacity tokens of each of batch sequences, all empty at first. With it, mha_forward
-   takes the next args.seq tokens of every sequence: it appends their keys and values, and each
-   query attends to everything before it in its own sequence (mask.causal = MHA_CAUSAL; position
-   = length of the cache + i). One long call, several short ones or token by token: same bits.
-   Without MHA_CAUSAL the tokens of one call see each other both ways. Masks allow and bias are
-   [T,S], column j being position j; source, key_len and MHA_CAUSAL_UPPER_LEFT are refused.
-   No room: MHA_ERR_FULL, and nothing is changed. A cache fits any layer with the same n_kv_heads,
-   d_k and d_v; one call at a time may use it. On error *cache is set to null. */
+typedef struct mha_cache_config {
+    int batch;     /* sequences. Required */
+    int capacity;  /* tokens of each. Required */
+    int ring;      /* 1: sequences of any length, of which the last capacity tokens are kept, for
+                      windowed attention: every call needs mask.windowed, with left + its own tokens
+                      <= capacity */
+    mha_type type; /* how keys and values are kept. Default: MHA_F32 */
+} mha_cache_config;
+
+/* Room for keys and values, all sequences empty at first. With it, mha_forward takes the next
+   args.seq tokens of every sequence (with cu_seq: as many of each as it says): it appends their
+   keys and values, and each query attends to everything before it in its own sequence (mask.causal
+   = MHA_CAUSAL; position = length of the cache + i). One long call, several short ones or token by
+   token: same bits. Without MHA_CAUSAL the tokens of one call see each other both ways. Masks allow
+   and bias are [T,S], column j being position j; source, key_len and MHA_CAUSAL_UPPER_LEFT are
+   refused. No room: MHA_ERR_FULL, and nothing is changed. A cache fits any layer with the same
+   n_kv_heads, d_k and d_v; one call at a time may use it. On error *cache is set to null. */
 #ifndef MHA_NO_MALLOC
-MHA_API mha_status mha_cache_create(mha_cache **cache, const mha_layer *layer, int batch,
-                                    int capacity);
+MHA_API mha_status mha_cache_create(mha_cache **cache, const mha_layer *layer,
+                                    const mha_cache_config *cfg);
 #endif
 
 /* Gives back what mha_cache_create took; does nothing to one made by mha_cache_init. Null is
@@ -360,26 +493,47 @@ MHA_API mha_status mha_cache_create(mha_cache **cache, const mha_layer *layer, i
 MHA_API void mha_cache_free(mha_cache *cache);
 
 /* The same in your memory, any alignment; the cache lives inside buffer. */
-MHA_API mha_status mha_cache_size(const mha_layer *layer, int batch, int capacity, size_t *bytes);
+MHA_API mha_status mha_cache_size(const mha_layer *layer, const mha_cache_config *cfg,
+                                  size_t *bytes);
 MHA_API mha_status mha_cache_init(mha_cache **cache, void *buffer, size_t bytes,
-                                  const mha_layer *layer, int batch, int capacity);
+                                  const mha_layer *layer, const mha_cache_config *cfg);
 
-/* Tokens that sequence slot holds; -1 if there is no such slot. */
+/* Projects args.source (or, if that is null, args.x) and appends keys and values to args.cache: no
+   queries, no y. For cross-attention: once per source, then mha_forward with cache_only = 1 as
+   often as needed. The workspace of mha_workspace_size for the same args is enough. */
+MHA_API mha_status mha_cache_append(const mha_layer *layer, const mha_args *args);
+
+/* Tokens that sequence slot holds (of a ring: has had); -1 if there is no such slot. */
 MHA_API int mha_cache_length(const mha_cache *cache, int slot);
 
 /* Forgets all but the first length tokens of sequence slot, or of every one if slot is -1: to
-   take back rejected tokens, or (0) to start over. Refused where a sequence is shorter. */
+   take back rejected tokens. Refused where a sequence is shorter. A ring can go back only as far as
+   it still holds the window of the next call, which says so if it does not. */
 MHA_API mha_status mha_cache_truncate(mha_cache *cache, int slot, int length);
 
-/* ---- core: attention on q, k, v ------------------------------------------------------- */
+/* Forgets sequence slot, or every one if slot is -1. */
+MHA_API mha_status mha_cache_reset(mha_cache *cache, int slot);
 
-/* Distance in elements between batch elements, heads and positions, of either sign; the d numbers
-   of one head at one position are adjacent. All three zero is the default: contiguous [B,H,T,d].
-       [B,H,T,d] {H*T*d, T*d, d}     [B,T,H,d] {T*H*d, d, H*d}
-       q, k, v side by side in [B,T,(H+G+G)*d]: {T*(H+2*G)*d, d, (H+2*G)*d}, three pointers */
-typedef struct mha_stride {
-    ptrdiff_t batch, head, seq;
-} mha_stride;
+/* Sequence to_slot of to becomes a copy of the first length tokens of from_slot of from (length -1:
+   all of them): to share a prefix. Two caches, or two slots of one, of the same shape and type; a
+   ring can only be copied whole. */
+MHA_API mha_status mha_cache_fork(mha_cache *to, int to_slot, const mha_cache *from, int from_slot,
+                                  int length);
+
+/* Every sequence b becomes what order[b] was, for the beams of a beam search. order [batch] may
+   name a sequence several times, or not at all. */
+MHA_API mha_status mha_cache_reorder(mha_cache *cache, const int *order);
+
+typedef struct mha_cache_facts {
+    int batch, capacity, ring, n_kv_heads, d_k, d_v;
+    mha_type type;
+    int longest;  /* length of the longest sequence */
+    size_t bytes; /* of keys and values, all sequences, full or not */
+} mha_cache_facts;
+
+MHA_API mha_status mha_cache_info(const mha_cache *cache, mha_cache_facts *facts);
+
+/* ---- core: attention on q, k, v ------------------------------------------------------- */
 
 typedef struct mha_sdpa_args {
     int batch;      /* B */
@@ -404,6 +558,14 @@ typedef struct mha_sdpa_args {
     size_t workspace_size;
     mha_parallel parallel; /* default: serial */
     mha_isa isa;           /* default: the best this CPU has */
+    float softcap;         /* scores become softcap * tanh(score / softcap). Default: they do not */
+    const float *alibi;    /* [H] slopes: scores get -slope * |distance|. Default: none */
+    const float *sink;     /* [H] as in mha_weights */
+    const float *sink_value; /* [H,d_v] */
+    const float *gate;       /* as in mha_args */
+    mha_gate_stride gate_stride;
+    const int *cu_seq;    /* [B+1] as in mha_args: q and o are then [H,seq,d], a batch of one */
+    const int *cu_source; /* [B+1] the same for k and v, [G,source_seq,d] */
 } mha_sdpa_args;
 
 /* o = softmax(q k^T * scale + bias, masked) v. Query head h uses key/value head h / (H/G). */
@@ -411,11 +573,19 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args);
 MHA_API mha_status mha_sdpa_workspace_size(const mha_sdpa_args *args, size_t *bytes);
 MHA_API mha_status mha_sdpa_check(const mha_sdpa_args *args, char *why, size_t why_size);
 
+/* Two results over different keys become the one over all of them: o_a, o_b [B,H,T,d], all three at
+   stride (zero = contiguous), with their log-sum-exps [B,H,T]. o may be o_a or o_b, lse may be null
+   or lse_a or lse_b. For keys that are split among machines, or a prefix that many share. */
+MHA_API mha_status mha_merge(int batch, int heads, int seq, int d, const float *o_a,
+                             const float *lse_a, const float *o_b, const float *lse_b,
+                             mha_stride stride, float *o, float *lse);
+
 /* ---- the stages one by one -------------------------------------------------------------- */
 
-/* 1. x [B,T,D] -> q [B,T,H*d_k];  source [B,S,d_source] -> k [B,S,G*d_k], v [B,S,G*d_v].
-   Uses batch, seq, source_seq, x, source, source_v, workspace and parallel of args; q, k or v
-   may be null if not wanted. The workspace of mha_forward is enough. No cache. */
+/* 1. x [B,T,D] -> q [B,T,H*d_k];  source [B,S,d_source] -> k [B,S,G*d_k], v [B,S,G*d_v], q and k
+   normed and rotated as the layer says. Uses batch, seq, source_seq, x, source, source_v, cu_seq,
+   cu_source, positions, source_positions, workspace and parallel of args; q, k or v may be null if
+   not wanted. The workspace of mha_forward is enough. No cache. */
 MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args, float *q, float *k,
                                    float *v);
 
@@ -447,6 +617,7 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 /* ==== >>platform ================================================================= */
 
 #include <float.h>
+#include <limits.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -480,9 +651,22 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 #define MHA__INLINE static __forceinline
 #endif
 
+/* Sanitizers check every access: code that is unrolled then takes minutes to compile. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define MHA__SANITIZED
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer) || __has_feature(undefined_behavior_sanitizer)
+#define MHA__SANITIZED
+#endif
+#endif
+
 /* Loops over accumulators must be unrolled whole, or gcc -O2 keeps them in memory: a third of the
    speed. The loop over terms is unrolled by 4. */
-#if defined(__clang__)
+#if defined(MHA__SANITIZED)
+#define MHA__UNROLL
+#define MHA__UNROLL4
+#elif defined(__clang__)
 #define MHA__UNROLL _Pragma("clang loop unroll(full)")
 #define MHA__UNROLL4 _Pragma("clang loop unroll_count(4)")
 #elif defined(__GNUC__)
@@ -598,6 +782,11 @@ static float mha__float(uint32_t u)
 static int mha__is_finite(float x)
 {
     return (mha__bits(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+static int mha__is_zero(float x) /* NaN == 0 may be true under -ffast-math */
+{
+    return (mha__bits(x) & 0x7fffffffu) == 0;
 }
 
 static ptrdiff_t mha__min(ptrdiff_t a, ptrdiff_t b)
@@ -729,6 +918,93 @@ static float mha__exp2(float x)
     }
 }
 
+/* cap_out * tanh(...) as mha__shape says: with e = 2^t - 1 for t >= 0, tanh is e / (e + 2), and
+   2^t - 1 = 2^n (2^f - 1) + (2^n - 1) loses nothing near 0. From t = 30 on tanh is 1. */
+static float mha__cap(float s, float in, float out)
+{
+    if ((mha__bits(s) & 0x7fffffffu) > 0x7f800000u) return s; /* NaN */
+    {
+        float t = mha__float(mha__bits(s) & 0x7fffffffu) * in, f, p, q, e;
+        int n;
+        if (!(t < 30.0f)) t = 30.0f;
+        n = (int)(t + 0.5f);
+        f = t - (float)n;
+        q = mha__float((uint32_t)(n + 127) << 23);
+        p = MHA__EXP2_C6;
+        p = p * f + MHA__EXP2_C5;
+        p = p * f + MHA__EXP2_C4;
+        p = p * f + MHA__EXP2_C3;
+        p = p * f + MHA__EXP2_C2;
+        p = p * f + MHA__EXP2_C1;
+        e = n ? q * (p * f) + (q - 1.0f)
+              : p * f; /* so that -ffast-math cannot add 1 and take it off */
+        p = out * (e / (e + 2.0f));
+        return mha__bits(s) >> 31 ? -p : p;
+    }
+}
+
+/* IEEE half and bfloat16, by their bits. */
+static float mha__from_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, e = (uint32_t)h >> 10 & 31u, m = h & 0x3ffu;
+    if (e == 31) return mha__float(sign | 0x7f800000u | m << 13);
+    if (e) return mha__float(sign | (e + 112) << 23 | m << 13);
+    /* denormal: m * 2^-24, a normal float */
+    return mha__float(sign | mha__bits((float)m * (1.0f / 16777216.0f)));
+}
+
+static uint16_t mha__to_f16(float x)
+{
+    uint32_t u = mha__bits(x), sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu, shift, m, half;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* from 65520 on: infinite */
+    if (a >= 0x38800000u) {                                  /* from 2^-14 on: normal */
+        a -= 112u << 23;
+        return (uint16_t)(sign | ((a + 0xfffu + (a >> 13 & 1u)) >> 13));
+    }
+    if (a < 0x33000000u) return (uint16_t)sign; /* below 2^-25 */
+    shift = 126 - (a >> 23);                    /* 14 .. 24 */
+    m = (a & 0x7fffffu) | 0x800000u;
+    half = 1u << (shift - 1);
+    return (uint16_t)(sign | ((m + half - 1 + (m >> shift & 1u)) >> shift));
+}
+
+static float mha__from_bf16(uint16_t h)
+{
+    return mha__float((uint32_t)h << 16);
+}
+
+static uint16_t mha__to_bf16(float x)
+{
+    uint32_t u = mha__bits(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 0x40u);
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+static size_t mha__type_size(mha_type type)
+{
+    return type == MHA_F32 ? 4 : type == MHA_INT8 ? 1 : 2;
+}
+
+/* The scale of n numbers, step apart, in INT8: the largest becomes 127. NaN if one is not finite,
+   so that it shows. */
+static float mha__int8_scale(const float *x, ptrdiff_t n, ptrdiff_t step)
+{
+    uint32_t most = 0;
+    for (; n > 0; n--, x += step)
+        if ((mha__bits(*x) & 0x7fffffffu) > most) most = mha__bits(*x) & 0x7fffffffu;
+    if (most >= 0x7f800000u) return mha__float(0x7fc00000u);
+    return mha__float(most) / 127.0f;
+}
+
+static signed char mha__to_int8(float x, float scale)
+{
+    float q = scale > 0.0f && mha__is_finite(scale) ? x / scale : 0.0f;
+    if (q > 127.0f) q = 127.0f; /* where the scale is denormal */
+    if (q < -127.0f) q = -127.0f;
+    return (signed char)(q < 0.0f ? (int)(q - 0.5f) : (int)(q + 0.5f));
+}
+
 /* ==== >>kernels ==================================================================
 
    All the arithmetic is in a few inner loops. They know two shapes of matrix:
@@ -750,6 +1026,15 @@ static float mha__exp2(float x)
 #define MHA__NR 16
 #define MHA__MR_MAX 16
 
+/* What happens to a row of scores s[j], j = 0, 1, ... */
+typedef struct mha__shape {
+    float cap_in, cap_out; /* cap_out != 0: s = cap_out * tanh(cap_in / 2 * ln 2 * s) */
+    float slope, first;    /* slope != 0: s = s + slope * |first + j| */
+    const float *bias;     /* s = s + bias[j] * bias_mul, and -inf where bias[j] is; or null */
+    float bias_mul;
+    const unsigned char *allow; /* -inf where allow[j] is 0; or null */
+} mha__shape;
+
 typedef struct mha__kernels {
     mha_isa isa;
     int mr;
@@ -768,6 +1053,10 @@ typedef struct mha__kernels {
        order, then lanes c and c+8, c+4, c+2, c+1. */
     void (*softmax)(int m, int np, float *s, float *top, float *sum, float *alpha);
 
+    /* One row of np blocks of scores, before softmax: cap, biases, exclusions, in this order, each
+       if it is there. Returns 1 if a key is left. */
+    int (*shape)(int np, float *s, const mha__shape *how);
+
     /* s = 2^(16 * (s - top)) * inv: final weights, once top and inv = 1/sum of a row are known,
        from scores in units of 16. */
     void (*weigh)(int m, int np, float *s, const float *top, const float *inv);
@@ -779,6 +1068,17 @@ typedef struct mha__kernels {
 
     /* 16 rows of 16 floats plus a row of bias, as columns: to[16*c + i] = row[i][c] + bias[c]. */
     void (*transpose)(const float *const *row, const float *bias, float *to);
+
+    /* n rows of 16 numbers of a type other than F32, as floats. INT8 is times col[16] if that is
+       not null, else times row[n]. */
+    void (*widen)(mha_type type, ptrdiff_t n, const void *from, float *to, const float *col,
+                  const float *row);
+
+    /* c [1, 16*np] = a [1,k] * b, as widen and gemm would, for np panels of a type other than F32
+       that lie one after the other; INT8: col [16*np]. Null if there is none: then widen is used,
+       which for one row writes and reads the floats once more than it has to. */
+    void (*narrow)(int np, int k, const float *a, mha_type type, const void *b, const float *col,
+                   float *c);
 } mha__kernels;
 
 /* ==== >>scalar =================================================================== */
@@ -832,6 +1132,24 @@ static void mha__softmax_scalar(int m, int np, float *s, float *top, float *sum,
     }
 }
 
+static int mha__shape_scalar(int np, float *s, const mha__shape *how)
+{
+    int j, any = 0;
+    for (j = 0; j < np * MHA__NR; j++) {
+        float *x = s + j / MHA__NR * MHA__SCALAR_MR * MHA__NR + j % MHA__NR;
+        if (how->cap_out != 0.0f) *x = mha__cap(*x, how->cap_in, how->cap_out);
+        if (how->slope != 0.0f) {
+            float far = how->first + (float)j;
+            *x += how->slope * (far < 0.0f ? -far : far);
+        }
+        if (how->bias) *x += how->bias[j] * how->bias_mul;
+        if ((how->allow && !how->allow[j]) || (how->bias && mha__bits(how->bias[j]) == MHA__NINF))
+            *x = mha__float(MHA__NINF);
+        else any = 1;
+    }
+    return any;
+}
+
 static void mha__weigh_scalar(int m, int np, float *s, const float *top, const float *inv)
 {
     int p, i, j;
@@ -858,15 +1176,29 @@ static void mha__transpose_scalar(const float *const *row, const float *bias, fl
         for (c = 0; c < MHA__NR; c++) to[c * MHA__NR + i] = row[i][c] + bias[c];
 }
 
-static const mha__kernels mha__scalar = { MHA_ISA_SCALAR,       MHA__SCALAR_MR,    mha__gemm_scalar,
-                                          mha__softmax_scalar,  mha__weigh_scalar, mha__copy_scalar,
-                                          mha__transpose_scalar };
+static void mha__widen_scalar(mha_type type, ptrdiff_t n, const void *from, float *to,
+                              const float *col, const float *row)
+{
+    const uint16_t *half = (const uint16_t *)from;
+    const signed char *byte = (const signed char *)from;
+    ptrdiff_t i;
+    for (i = 0; i < n * MHA__NR; i++)
+        if (type == MHA_F16) to[i] = mha__from_f16(half[i]);
+        else if (type == MHA_BF16) to[i] = mha__from_bf16(half[i]);
+        else to[i] = (float)byte[i] * (col ? col[i % MHA__NR] : row[i / MHA__NR]);
+}
+
+static const mha__kernels mha__scalar = { MHA_ISA_SCALAR,    MHA__SCALAR_MR,
+                                          mha__gemm_scalar,  mha__softmax_scalar,
+                                          mha__shape_scalar, mha__weigh_scalar,
+                                          mha__copy_scalar,  mha__transpose_scalar,
+                                          mha__widen_scalar, NULL };
 
 /* ==== >>avx2 ===================================================================== */
 
 #ifdef MHA__X86
 
-#define MHA__AVX2 MHA__TARGET("avx2,fma")
+#define MHA__AVX2 MHA__TARGET("avx2,fma,f16c")
 #define MHA__AVX2_MR 6
 
 /* R rows times P panels, both constants where this is inlined: 2*R*P accumulators, which with
@@ -1020,6 +1352,61 @@ static MHA__AVX2 void mha__softmax_avx2(int m, int np, float *s, float *top, flo
     }
 }
 
+/* As mha__cap. NaN is put back by its bits: under -ffast-math min may give its other operand. */
+MHA__INLINE MHA__AVX2 __m256 mha__cap_avx2(__m256 s, float in, float out)
+{
+    __m256 minus = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MIN));
+    __m256 a = _mm256_andnot_ps(minus, s);
+    __m256i nan = _mm256_cmpgt_epi32(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000));
+    __m256 t = _mm256_min_ps(_mm256_mul_ps(a, _mm256_set1_ps(in)), _mm256_set1_ps(30.0f));
+    __m256 n = _mm256_round_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 f = _mm256_sub_ps(t, n), p = _mm256_set1_ps(MHA__EXP2_C6), q, e;
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C5));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C4));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C3));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C2));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C1));
+    q = _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+    e = _mm256_fmadd_ps(q, _mm256_mul_ps(p, f), _mm256_sub_ps(q, _mm256_set1_ps(1.0f)));
+    e = _mm256_div_ps(e, _mm256_add_ps(e, _mm256_set1_ps(2.0f)));
+    e = _mm256_or_ps(_mm256_mul_ps(e, _mm256_set1_ps(out)), _mm256_and_ps(s, minus));
+    return _mm256_blendv_ps(e, s, _mm256_castsi256_ps(nan));
+}
+
+static MHA__AVX2 int mha__shape_avx2(int np, float *s, const mha__shape *how)
+{
+    const __m256i ninf = _mm256_set1_epi32(-0x00800000), zero = _mm256_setzero_si256();
+    const __m256 minus = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MIN));
+    __m256 far = _mm256_add_ps(_mm256_set1_ps(how->first),
+                               _mm256_cvtepi32_ps(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
+    int j, any = 0;
+    for (j = 0; j < np * MHA__NR; j += 8) {
+        float *at = s + j / MHA__NR * MHA__AVX2_MR * MHA__NR + j % MHA__NR;
+        __m256 x = _mm256_loadu_ps(at);
+        __m256i gone = zero;
+        if (how->cap_out != 0.0f) x = mha__cap_avx2(x, how->cap_in, how->cap_out);
+        if (how->slope != 0.0f) {
+            x = _mm256_fmadd_ps(_mm256_set1_ps(how->slope), _mm256_andnot_ps(minus, far), x);
+            far = _mm256_add_ps(far, _mm256_set1_ps(8.0f));
+        }
+        if (how->bias) {
+            __m256 b = _mm256_loadu_ps(how->bias + j);
+            x = _mm256_fmadd_ps(b, _mm256_set1_ps(how->bias_mul), x);
+            gone = _mm256_cmpeq_epi32(_mm256_castps_si256(b), ninf);
+        }
+        if (how->allow) {
+            __m256i a = _mm256_cvtepu8_epi32(
+                _mm_loadl_epi64((const __m128i *)(const void *)(how->allow + j)));
+            gone = _mm256_or_si256(gone, _mm256_cmpeq_epi32(a, zero));
+        }
+        any |= _mm256_movemask_epi8(gone) != -1;
+        x = _mm256_blendv_ps(x, _mm256_castsi256_ps(ninf), _mm256_castsi256_ps(gone));
+        _mm256_storeu_ps(at, x);
+    }
+    return any;
+}
+
 static MHA__AVX2 void mha__weigh_avx2(int m, int np, float *s, const float *top, const float *inv)
 {
     int p, i, j;
@@ -1079,9 +1466,102 @@ static MHA__AVX2 void mha__transpose_avx2(const float *const *row, const float *
         }
 }
 
-static const mha__kernels mha__avx2 = { MHA_ISA_AVX2,       MHA__AVX2_MR,    mha__gemm_avx2,
-                                        mha__softmax_avx2,  mha__weigh_avx2, mha__copy_avx2,
-                                        mha__transpose_avx2 };
+static MHA__AVX2 void mha__widen_avx2(mha_type type, ptrdiff_t n, const void *from, float *to,
+                                      const float *col, const float *row)
+{
+    const char *at = (const char *)from;
+    __m256 x, y, c0 = _mm256_setzero_ps(), c1 = c0;
+    ptrdiff_t i;
+    if (type == MHA_F16) {
+        for (i = 0; i < n; i++, at += 32, to += MHA__NR) {
+            x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)at));
+            y = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(at + 16)));
+            _mm256_storeu_ps(to, x);
+            _mm256_storeu_ps(to + 8, y);
+        }
+    } else if (type == MHA_BF16) {
+        for (i = 0; i < n; i++, at += 32, to += MHA__NR) {
+            __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)at));
+            __m256i v =
+                _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(at + 16)));
+            _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_slli_epi32(u, 16)));
+            _mm256_storeu_ps(to + 8, _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)));
+        }
+    } else {
+        if (col) c0 = _mm256_loadu_ps(col), c1 = _mm256_loadu_ps(col + 8);
+        for (i = 0; i < n; i++, at += 16, to += MHA__NR) {
+            __m128i b = _mm_loadu_si128((const __m128i *)(const void *)at);
+            x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
+            y = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)));
+            if (!col) c0 = c1 = _mm256_broadcast_ss(row + i);
+            _mm256_storeu_ps(to, _mm256_mul_ps(x, c0));
+            _mm256_storeu_ps(to + 8, _mm256_mul_ps(y, c1));
+        }
+    }
+}
+
+/* 8 numbers of that type, a constant where this is inlined. */
+MHA__INLINE MHA__AVX2 __m256 mha__load_avx2(const mha_type type, const char *at, const float *col)
+{
+    if (type == MHA_F16) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)at));
+    if (type == MHA_BF16)
+        return _mm256_castsi256_ps(_mm256_slli_epi32(
+            _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)at)), 16));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(
+                             _mm_loadl_epi64((const __m128i *)(const void *)at))),
+                         _mm256_loadu_ps(col));
+}
+
+MHA__INLINE MHA__AVX2 void mha__narrow_rows_avx2(const mha_type type, const int P, int k,
+                                                 const float *a, const char *b, const float *col,
+                                                 float *c)
+{
+    const ptrdiff_t size = type == MHA_INT8 ? 1 : 2, panel = k * MHA__NR * size;
+    __m256 acc[8], x;
+    int p, kk, n;
+    MHA__UNROLL
+    for (p = 0; p < 2 * P; p++) acc[p] = _mm256_setzero_ps();
+    for (; k > 0; k -= MHA__NR, a += (MHA__AVX2_MR - 1) * MHA__NR) {
+        n = k < MHA__NR ? k : MHA__NR;
+        for (kk = 0; kk < n; kk++, a++, b += MHA__NR * size) {
+            x = _mm256_broadcast_ss(a);
+            MHA__UNROLL
+            for (p = 0; p < 2 * P; p++)
+                acc[p] = _mm256_fmadd_ps(x,
+                                         mha__load_avx2(type, b + p / 2 * panel + p % 2 * 8 * size,
+                                                        type == MHA_INT8 ? col + p * 8 : NULL),
+                                         acc[p]);
+        }
+    }
+    MHA__UNROLL
+    for (p = 0; p < 2 * P; p++)
+        _mm256_storeu_ps(c + p / 2 * MHA__AVX2_MR * MHA__NR + p % 2 * 8, acc[p]);
+}
+
+static MHA__AVX2 void mha__narrow_avx2(int np, int k, const float *a, mha_type type, const void *b,
+                                       const float *col, float *c)
+{
+    const char *at = (const char *)b;
+    int did;
+    for (; np > 0; np -= did, c += did * MHA__AVX2_MR * MHA__NR) {
+        did = np >= 4 ? 4 : 1;
+        switch ((int)type * 8 + did) {
+        case MHA_F16 * 8 + 4: mha__narrow_rows_avx2(MHA_F16, 4, k, a, at, col, c); break;
+        case MHA_F16 * 8 + 1: mha__narrow_rows_avx2(MHA_F16, 1, k, a, at, col, c); break;
+        case MHA_BF16 * 8 + 4: mha__narrow_rows_avx2(MHA_BF16, 4, k, a, at, col, c); break;
+        case MHA_BF16 * 8 + 1: mha__narrow_rows_avx2(MHA_BF16, 1, k, a, at, col, c); break;
+        case MHA_INT8 * 8 + 4: mha__narrow_rows_avx2(MHA_INT8, 4, k, a, at, col, c); break;
+        default: mha__narrow_rows_avx2(MHA_INT8, 1, k, a, at, col, c); break;
+        }
+        at += (ptrdiff_t)did * k * MHA__NR * (type == MHA_INT8 ? 1 : 2);
+        if (type == MHA_INT8) col += did * MHA__NR;
+    }
+}
+
+static const mha__kernels mha__avx2 = { MHA_ISA_AVX2,      MHA__AVX2_MR,        mha__gemm_avx2,
+                                        mha__softmax_avx2, mha__shape_avx2,     mha__weigh_avx2,
+                                        mha__copy_avx2,    mha__transpose_avx2, mha__widen_avx2,
+                                        mha__narrow_avx2 };
 
 /* ==== >>avx512 =================================================================== */
 
@@ -1092,7 +1572,7 @@ static const mha__kernels mha__avx2 = { MHA_ISA_AVX2,       MHA__AVX2_MR,    mha
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-#define MHA__AVX512 MHA__TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
+#define MHA__AVX512 MHA__TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #define MHA__AVX512_MR 6
 
 /* As mha__rows_avx2 with one register a panel. 6x4 takes 29 of 32 registers. */
@@ -1238,6 +1718,62 @@ static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top,
     }
 }
 
+/* As mha__cap. */
+MHA__INLINE MHA__AVX512 __m512 mha__cap_avx512(__m512 s, float in, float out)
+{
+    __m512i minus = _mm512_set1_epi32(INT32_MIN), bits = _mm512_castps_si512(s);
+    __m512i a = _mm512_andnot_si512(minus, bits);
+    __mmask16 nan = _mm512_cmpgt_epi32_mask(a, _mm512_set1_epi32(0x7f800000));
+    __m512 t = _mm512_min_ps(_mm512_mul_ps(_mm512_castsi512_ps(a), _mm512_set1_ps(in)),
+                             _mm512_set1_ps(30.0f));
+    __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(MHA__EXP2_C6), q, e;
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C5));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C4));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C3));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C2));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C1));
+    q = _mm512_scalef_ps(_mm512_set1_ps(1.0f), _mm512_sub_ps(t, f));
+    e = _mm512_fmadd_ps(q, _mm512_mul_ps(p, f), _mm512_sub_ps(q, _mm512_set1_ps(1.0f)));
+    e = _mm512_div_ps(e, _mm512_add_ps(e, _mm512_set1_ps(2.0f)));
+    e = _mm512_mul_ps(e, _mm512_set1_ps(out));
+    e = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(e), _mm512_and_si512(minus, bits)));
+    return _mm512_mask_blend_ps(nan, e, s);
+}
+
+static MHA__AVX512 int mha__shape_avx512(int np, float *s, const mha__shape *how)
+{
+    const __m512i ninf = _mm512_set1_epi32(-0x00800000);
+    __m512 far = _mm512_add_ps(_mm512_set1_ps(how->first),
+                               _mm512_cvtepi32_ps(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+                                                                    10, 11, 12, 13, 14, 15)));
+    int p, any = 0;
+    for (p = 0; p < np; p++) {
+        float *at = s + p * MHA__AVX512_MR * MHA__NR;
+        __m512 x = _mm512_loadu_ps(at);
+        __mmask16 gone = 0;
+        if (how->cap_out != 0.0f) x = mha__cap_avx512(x, how->cap_in, how->cap_out);
+        if (how->slope != 0.0f) {
+            x = _mm512_fmadd_ps(_mm512_set1_ps(how->slope), _mm512_abs_ps(far), x);
+            far = _mm512_add_ps(far, _mm512_set1_ps(16.0f));
+        }
+        if (how->bias) {
+            __m512 b = _mm512_loadu_ps(how->bias + p * MHA__NR);
+            x = _mm512_fmadd_ps(b, _mm512_set1_ps(how->bias_mul), x);
+            gone = _mm512_cmpeq_epi32_mask(_mm512_castps_si512(b), ninf);
+        }
+        if (how->allow)
+            gone = (__mmask16)(gone |
+                               _mm_cmpeq_epi8_mask(
+                                   _mm_loadu_si128(
+                                       (const __m128i *)(const void *)(how->allow + p * MHA__NR)),
+                                   _mm_setzero_si128()));
+        any |= gone != 0xffff;
+        _mm512_storeu_ps(at, _mm512_mask_blend_ps(gone, x, _mm512_castsi512_ps(ninf)));
+    }
+    return any;
+}
+
 static MHA__AVX512 void mha__weigh_avx512(int m, int np, float *s, const float *top,
                                           const float *inv)
 {
@@ -1251,9 +1787,96 @@ static MHA__AVX512 void mha__weigh_avx512(int m, int np, float *s, const float *
         }
 }
 
-static const mha__kernels mha__avx512 = { MHA_ISA_AVX512,      MHA__AVX512_MR,    mha__gemm_avx512,
-                                          mha__softmax_avx512, mha__weigh_avx512, mha__copy_avx2,
-                                          mha__transpose_avx2 };
+static MHA__AVX512 void mha__widen_avx512(mha_type type, ptrdiff_t n, const void *from, float *to,
+                                          const float *col, const float *row)
+{
+    const char *at = (const char *)from;
+    __m512 c = _mm512_setzero_ps();
+    ptrdiff_t i;
+    if (type == MHA_F16) {
+        for (i = 0; i < n; i++, at += 32, to += MHA__NR)
+            _mm512_storeu_ps(
+                to, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)at)));
+    } else if (type == MHA_BF16) {
+        for (i = 0; i < n; i++, at += 32, to += MHA__NR) {
+            __m512i u =
+                _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)at));
+            _mm512_storeu_ps(to, _mm512_castsi512_ps(_mm512_slli_epi32(u, 16)));
+        }
+    } else {
+        if (col) c = _mm512_loadu_ps(col);
+        for (i = 0; i < n; i++, at += 16, to += MHA__NR) {
+            __m512i u = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)at));
+            if (!col) c = _mm512_set1_ps(row[i]);
+            _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_cvtepi32_ps(u), c));
+        }
+    }
+}
+
+/* 16 numbers of that type, a constant where this is inlined. */
+MHA__INLINE MHA__AVX512 __m512 mha__load_avx512(const mha_type type, const char *at,
+                                                const float *col)
+{
+    if (type == MHA_F16)
+        return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)at));
+    if (type == MHA_BF16)
+        return _mm512_castsi512_ps(_mm512_slli_epi32(
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)at)), 16));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(
+                             _mm_loadu_si128((const __m128i *)(const void *)at))),
+                         _mm512_loadu_ps(col));
+}
+
+MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const mha_type type, const int P, int k,
+                                                     const float *a, const char *b,
+                                                     const float *col, float *c)
+{
+    const ptrdiff_t size = type == MHA_INT8 ? 1 : 2, panel = k * MHA__NR * size;
+    __m512 acc[8], x;
+    int p, kk, n;
+    MHA__UNROLL
+    for (p = 0; p < P; p++) acc[p] = _mm512_setzero_ps();
+    for (; k > 0; k -= MHA__NR, a += (MHA__AVX512_MR - 1) * MHA__NR) {
+        n = k < MHA__NR ? k : MHA__NR;
+        for (kk = 0; kk < n; kk++, a++, b += MHA__NR * size) {
+            x = _mm512_set1_ps(*a);
+            MHA__UNROLL
+            for (p = 0; p < P; p++)
+                acc[p] =
+                    _mm512_fmadd_ps(x,
+                                    mha__load_avx512(type, b + p * panel,
+                                                     type == MHA_INT8 ? col + p * MHA__NR : NULL),
+                                    acc[p]);
+        }
+    }
+    MHA__UNROLL
+    for (p = 0; p < P; p++) _mm512_storeu_ps(c + p * MHA__AVX512_MR * MHA__NR, acc[p]);
+}
+
+static MHA__AVX512 void mha__narrow_avx512(int np, int k, const float *a, mha_type type,
+                                           const void *b, const float *col, float *c)
+{
+    const char *at = (const char *)b;
+    int did;
+    for (; np > 0; np -= did, c += did * MHA__AVX512_MR * MHA__NR) {
+        did = np >= 4 ? 4 : 1;
+        switch ((int)type * 8 + did) {
+        case MHA_F16 * 8 + 4: mha__narrow_rows_avx512(MHA_F16, 4, k, a, at, col, c); break;
+        case MHA_F16 * 8 + 1: mha__narrow_rows_avx512(MHA_F16, 1, k, a, at, col, c); break;
+        case MHA_BF16 * 8 + 4: mha__narrow_rows_avx512(MHA_BF16, 4, k, a, at, col, c); break;
+        case MHA_BF16 * 8 + 1: mha__narrow_rows_avx512(MHA_BF16, 1, k, a, at, col, c); break;
+        case MHA_INT8 * 8 + 4: mha__narrow_rows_avx512(MHA_INT8, 4, k, a, at, col, c); break;
+        default: mha__narrow_rows_avx512(MHA_INT8, 1, k, a, at, col, c); break;
+        }
+        at += (ptrdiff_t)did * k * MHA__NR * (type == MHA_INT8 ? 1 : 2);
+        if (type == MHA_INT8) col += did * MHA__NR;
+    }
+}
+
+static const mha__kernels mha__avx512 = {
+    MHA_ISA_AVX512,    MHA__AVX512_MR, mha__gemm_avx512,    mha__softmax_avx512, mha__shape_avx512,
+    mha__weigh_avx512, mha__copy_avx2, mha__transpose_avx2, mha__widen_avx512,   mha__narrow_avx512
+};
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
@@ -1386,6 +2009,58 @@ static void mha__softmax_neon(int m, int np, float *s, float *top, float *sum, f
     }
 }
 
+/* As mha__cap. */
+MHA__INLINE float32x4_t mha__cap_neon(float32x4_t s, float in, float out)
+{
+    uint32x4_t bits = vreinterpretq_u32_f32(s), minus = vdupq_n_u32(0x80000000u);
+    uint32x4_t a = vbicq_u32(bits, minus), nan = vcgtq_u32(a, vdupq_n_u32(0x7f800000u));
+    float32x4_t t = vminq_f32(vmulq_n_f32(vreinterpretq_f32_u32(a), in), vdupq_n_f32(30.0f));
+    float32x4_t n = vrndnq_f32(t), f = vsubq_f32(t, n), p = vdupq_n_f32(MHA__EXP2_C6), q, e;
+    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C5), p, f);
+    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C4), p, f);
+    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C3), p, f);
+    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C2), p, f);
+    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C1), p, f);
+    q = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23));
+    e = vfmaq_f32(vsubq_f32(q, vdupq_n_f32(1.0f)), q, vmulq_f32(p, f));
+    e = vmulq_n_f32(vdivq_f32(e, vaddq_f32(e, vdupq_n_f32(2.0f))), out);
+    e = vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(e), vandq_u32(bits, minus)));
+    return vbslq_f32(nan, s, e);
+}
+
+static int mha__shape_neon(int np, float *s, const mha__shape *how)
+{
+    static const float step[4] = { 0.0f, 1.0f, 2.0f, 3.0f };
+    const uint32x4_t ninf = vdupq_n_u32(MHA__NINF);
+    float32x4_t far = vaddq_f32(vdupq_n_f32(how->first), vld1q_f32(step));
+    uint32x4_t all = vdupq_n_u32(0xffffffffu);
+    int j;
+    for (j = 0; j < np * MHA__NR; j += 4) {
+        float *at = s + j / MHA__NR * MHA__NEON_MR * MHA__NR + j % MHA__NR;
+        float32x4_t x = vld1q_f32(at);
+        uint32x4_t gone = vdupq_n_u32(0);
+        if (how->cap_out != 0.0f) x = mha__cap_neon(x, how->cap_in, how->cap_out);
+        if (how->slope != 0.0f) {
+            x = vfmaq_f32(x, vdupq_n_f32(how->slope), vabsq_f32(far));
+            far = vaddq_f32(far, vdupq_n_f32(4.0f));
+        }
+        if (how->bias) {
+            float32x4_t b = vld1q_f32(how->bias + j);
+            x = vfmaq_f32(x, b, vdupq_n_f32(how->bias_mul));
+            gone = vceqq_u32(vreinterpretq_u32_f32(b), ninf);
+        }
+        if (how->allow) {
+            uint32_t four;
+            memcpy(&four, how->allow + j, sizeof four);
+            gone = vorrq_u32(gone, vceqq_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))),
+                                             vdupq_n_u32(0)));
+        }
+        all = vandq_u32(all, gone);
+        vst1q_f32(at, vbslq_f32(gone, vreinterpretq_f32_u32(ninf), x));
+    }
+    return vminvq_u32(all) == 0;
+}
+
 static void mha__weigh_neon(int m, int np, float *s, const float *top, const float *inv)
 {
     int p, i, j;
@@ -1424,9 +2099,37 @@ static void mha__transpose_neon(const float *const *row, const float *bias, floa
         }
 }
 
-static const mha__kernels mha__neon = { MHA_ISA_NEON,       MHA__NEON_MR,    mha__gemm_neon,
-                                        mha__softmax_neon,  mha__weigh_neon, mha__copy_neon,
-                                        mha__transpose_neon };
+static void mha__widen_neon(mha_type type, ptrdiff_t n, const void *from, float *to,
+                            const float *col, const float *row)
+{
+    ptrdiff_t i;
+    int j;
+    for (i = 0; i < n; i++, to += MHA__NR) {
+        if (type == MHA_INT8) {
+            int8x16_t b = vld1q_s8((const signed char *)from + i * MHA__NR);
+            int16x8_t h[2];
+            h[0] = vmovl_s8(vget_low_s8(b));
+            h[1] = vmovl_s8(vget_high_s8(b));
+            for (j = 0; j < 4; j++) {
+                int16x4_t q = j % 2 ? vget_high_s16(h[j / 2]) : vget_low_s16(h[j / 2]);
+                vst1q_f32(to + 4 * j,
+                          vmulq_f32(vcvtq_f32_s32(vmovl_s16(q)),
+                                    col ? vld1q_f32(col + 4 * j) : vdupq_n_f32(row[i])));
+            }
+            continue;
+        }
+        for (j = 0; j < MHA__NR; j += 4) {
+            uint16x4_t h = vld1_u16((const uint16_t *)from + i * MHA__NR + j);
+            vst1q_f32(to + j, type == MHA_F16 ? vcvt_f32_f16(vreinterpret_f16_u16(h))
+                                              : vreinterpretq_f32_u32(vshll_n_u16(h, 16)));
+        }
+    }
+}
+
+static const mha__kernels mha__neon = {
+    MHA_ISA_NEON,    MHA__NEON_MR,   mha__gemm_neon,      mha__softmax_neon, mha__shape_neon,
+    mha__weigh_neon, mha__copy_neon, mha__transpose_neon, mha__widen_neon,   NULL
+};
 
 #endif /* MHA__ARM64 */
 
@@ -1440,13 +2143,14 @@ static int mha__cpu_has(mha_isa isa)
     unsigned long long os;
     __cpuid(r, 0);
     if (r[0] < 7) return 0;
-    __cpuid(r, 1); /* ecx: bit 12 FMA, 27 OSXSAVE, 28 AVX */
-    if ((r[2] & 0x18001000) != 0x18001000) return 0;
+    __cpuid(r, 1); /* ecx: bit 12 FMA, 27 OSXSAVE, 28 AVX, 29 F16C */
+    if ((r[2] & 0x38001000) != 0x38001000) return 0;
     os = _xgetbv(0);    /* what the OS saves: bits 1, 2 ymm; 5, 6, 7 zmm */
     __cpuidex(r, 7, 0); /* ebx: bit 5 AVX2, 16 AVX512F, 17 DQ, 30 BW, 31 VL */
     if (isa == MHA_ISA_AVX2) return (os & 6) == 6 && (r[1] & 0x20) != 0;
     return (os & 0xe6) == 0xe6 && ((unsigned)r[1] & 0xc0030020u) == 0xc0030020u;
 #else
+    /* F16C is on every CPU that has AVX2; clang has no name to ask for it */
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
     return isa == MHA_ISA_AVX2 ||
            (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -1479,51 +2183,65 @@ static const mha__kernels *mha__kernels_for(mha_isa isa)
 typedef struct mha__place {
     float *data;
     ptrdiff_t batch, head, t_hi, t_lo, c_hi, c_lo;
-    const int *past; /* [B] positions that are there already: t counts from past[b]; or null */
+    const int *past;   /* [B] positions that are there already: t counts from past[b]; or null */
+    const int *origin; /* [B] where sequence b starts, if not at b*batch; or null */
+    ptrdiff_t ring;    /* positions are taken modulo this; 0: they are not */
+    mha_type type;     /* other than F32: the numbers are at compact, laid out in the same way */
+    void *compact;
+    float *scale; /* INT8: [B,heads,scales], of each position */
+    ptrdiff_t scales;
 } mha__place;
 
-/* rows of d floats, as the caller has them */
-static mha__place mha__place_rows(float *data, mha_stride s)
+/* One without a memset, which gcc makes a slow one: places are made for every unit of work. */
+static mha__place mha__place_make(float *data)
 {
     mha__place p;
     p.data = data;
-    p.batch = s.batch;
+    p.past = p.origin = NULL;
+    p.ring = p.scales = 0;
+    p.type = MHA_F32;
+    p.compact = NULL;
+    p.scale = NULL;
+    return p;
+}
+
+/* rows of d floats, as the caller has them; cu: of sequences of many lengths, or null */
+static mha__place mha__place_rows(float *data, mha_stride s, const int *cu)
+{
+    mha__place p = mha__place_make(data);
+    p.batch = cu ? 0 : s.batch;
+    p.origin = cu;
     p.head = s.head;
     p.t_hi = MHA__NR * s.seq;
     p.t_lo = s.seq;
     p.c_hi = MHA__NR;
     p.c_lo = 1;
-    p.past = NULL;
     return p;
 }
 
 /* keys as the right operand of q k^T: panels of 16 keys, [G][S/16][d][16] */
 static mha__place mha__place_keys(float *data, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
 {
-    mha__place p;
-    p.data = data;
+    mha__place p = mha__place_make(data);
     p.t_hi = d * MHA__NR;
     p.t_lo = 1;
     p.c_hi = MHA__NR * MHA__NR;
     p.c_lo = MHA__NR;
     p.head = mha__div_up(seq, MHA__NR) * p.t_hi;
     p.batch = heads * p.head;
-    p.past = NULL;
     return p;
 }
 
 /* values as the right operand of p v: panels of 16 dims, [G][d/16][S][16] */
 static mha__place mha__place_values(float *data, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
 {
-    mha__place p;
-    p.data = data;
+    mha__place p = mha__place_make(data);
     p.t_hi = MHA__NR * MHA__NR;
     p.t_lo = MHA__NR;
     p.c_hi = seq * MHA__NR;
     p.c_lo = 1;
     p.head = mha__div_up(d, MHA__NR) * p.c_hi;
     p.batch = heads * p.head;
-    p.past = NULL;
     return p;
 }
 
@@ -1541,16 +2259,18 @@ static size_t mha__values_bytes(ptrdiff_t batch, ptrdiff_t heads, ptrdiff_t seq,
 static const float mha__zeros[MHA__NR] = { 0 };
 
 /* np blocks of 16 columns from column c on, of one head of width d, of positions t .. t+m-1, plus
-   bias [16*np] if it is not null. Each row has its own pointer, its blocks step floats apart; the positions lie in
-   one block of 16. */
+   bias [16*np] if it is not null. Each row has its own pointer, its blocks step floats apart; the
+   positions lie in one block of 16. */
 static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t b, ptrdiff_t h,
                        ptrdiff_t t, int m, ptrdiff_t c, int np, ptrdiff_t d,
                        const float *const *row, ptrdiff_t step, const float *bias)
 {
-    float *p = to->data + b * to->batch + h * to->head + t / MHA__NR * to->t_hi +
-               t % MHA__NR * to->t_lo + c / MHA__NR * to->c_hi;
     int full = (int)mha__min(np, (d - c) / MHA__NR), i, j, n;
     const float *at[MHA__NR];
+    float *p = to->data + b * to->batch + h * to->head + c / MHA__NR * to->c_hi;
+    if (to->ring) t %= to->ring;
+    if (to->origin) t += to->origin[b];
+    p += t / MHA__NR * to->t_hi + t % MHA__NR * to->t_lo;
     if (to->c_lo == 1) {
         for (i = 0; i < m; i++)
             kern->copy(full, row[i], step, p + i * to->t_lo, to->c_hi, 1.0f, bias);
@@ -1590,14 +2310,17 @@ static ptrdiff_t mha__tile_floats(int mr, ptrdiff_t n)
 /* A projection x W + b whose result is [B,heads,T,d]. Each head has panels of its own, zeros
    filling the last: [heads][d/16][in][16], and the bias the same way: [heads][d/16][16]. */
 typedef struct mha__matrix {
-    const float *w, *b;
+    mha_type type;
+    const void *w;
+    const float *b, *scale; /* scale: of each column, INT8 only */
     ptrdiff_t in, heads, d, head_panels;
 } mha__matrix;
 
-static mha__matrix mha__matrix_make(ptrdiff_t in, ptrdiff_t heads, ptrdiff_t d)
+static mha__matrix mha__matrix_make(mha_type type, ptrdiff_t in, ptrdiff_t heads, ptrdiff_t d)
 {
     mha__matrix m;
-    m.w = m.b = NULL;
+    m.type = type;
+    m.w = m.b = m.scale = NULL;
     m.in = in;
     m.heads = heads;
     m.d = d;
@@ -1605,25 +2328,41 @@ static mha__matrix mha__matrix_make(ptrdiff_t in, ptrdiff_t heads, ptrdiff_t d)
     return m;
 }
 
-static size_t mha__matrix_bytes(const mha__matrix *m, ptrdiff_t rows)
+/* numbers in so many rows of its panels */
+static size_t mha__matrix_numbers(const mha__matrix *m, ptrdiff_t rows)
 {
-    return mha__floats(m->heads, m->head_panels, rows, MHA__NR);
+    return mha__mul(mha__mul((size_t)m->heads, (size_t)m->head_panels),
+                    mha__mul((size_t)rows, MHA__NR));
+}
+
+/* Number i of an array of that type becomes x; scale: INT8 only. */
+static void mha__put(mha_type type, void *to, ptrdiff_t i, float x, float scale)
+{
+    if (type == MHA_F32) ((float *)to)[i] = x;
+    else if (type == MHA_INT8) ((signed char *)to)[i] = mha__to_int8(x, scale);
+    else ((uint16_t *)to)[i] = type == MHA_F16 ? mha__to_f16(x) : mha__to_bf16(x);
 }
 
 /* Packs W, whose element (k, n) is at src[k*in_stride + n*out_stride], and its bias. */
-static void mha__matrix_pack(const mha__matrix *m, float *w, float *b, const float *src,
-                             ptrdiff_t in_stride, ptrdiff_t out_stride, const float *bias)
+static void mha__matrix_pack(const mha__matrix *m, void *w, float *b, float *scale,
+                             const float *src, ptrdiff_t in_stride, ptrdiff_t out_stride,
+                             const float *bias)
 {
-    ptrdiff_t h, p, k;
+    ptrdiff_t h, p, k, at = 0;
     int j, n;
     for (h = 0; h < m->heads; h++)
-        for (p = 0; p < m->head_panels; p++, b += MHA__NR) {
+        for (p = 0; p < m->head_panels; p++, b += MHA__NR, scale = scale ? scale + MHA__NR : NULL) {
             ptrdiff_t col = h * m->d + p * MHA__NR;
             n = (int)mha__min(MHA__NR, m->d - p * MHA__NR);
             for (j = 0; j < MHA__NR; j++) b[j] = bias && j < n ? bias[col + j] : 0.0f;
-            for (k = 0; k < m->in; k++, w += MHA__NR)
+            for (j = 0; j < MHA__NR && scale; j++)
+                scale[j] =
+                    j < n ? mha__int8_scale(src + (col + j) * out_stride, m->in, in_stride) : 0.0f;
+            for (k = 0; k < m->in; k++, at += MHA__NR)
                 for (j = 0; j < MHA__NR; j++)
-                    w[j] = j < n ? src[k * in_stride + (col + j) * out_stride] : 0.0f;
+                    mha__put(m->type, w, at + j,
+                             j < n ? src[k * in_stride + (col + j) * out_stride] : 0.0f,
+                             scale ? scale[j] : 0.0f);
         }
 }
 
@@ -1671,6 +2410,25 @@ static void mha__run(void (*unit)(const void *, ptrdiff_t, float *), const void 
     else mha__lane(&ph, 0);
 }
 
+/* ---- sequences of one or of many lengths -------------------------------------------------- */
+
+/* Rows of x, or tokens: those of sequence b are cu[b] .. cu[b+1]-1; cu = null: b*seq .. */
+static ptrdiff_t mha__first(const int *cu, ptrdiff_t seq, ptrdiff_t b)
+{
+    return cu ? cu[b] : b * seq;
+}
+
+static ptrdiff_t mha__length(const int *cu, ptrdiff_t seq, ptrdiff_t b)
+{
+    return cu ? cu[b + 1] - cu[b] : seq;
+}
+
+/* Where position i of head h of sequence b is, in floats. */
+static ptrdiff_t mha__at(const mha_stride *s, const int *cu, ptrdiff_t b, ptrdiff_t h, ptrdiff_t i)
+{
+    return (cu ? cu[b] * s->seq : b * s->batch) + h * s->head + i * s->seq;
+}
+
 /* ==== >>project ==================================================================
 
    x [rows, K] times packed matrices, plus bias, each head written where it is wanted. */
@@ -1688,19 +2446,28 @@ static void mha__run(void (*unit)(const void *, ptrdiff_t, float *), const void 
 typedef struct mha__project_job {
     const mha__kernels *kern;
     const float *x;
-    ptrdiff_t rows, seq, k; /* row r is position r % seq of batch element r / seq */
-    int n;                  /* matrices that share x */
+    const int *cu;                 /* [batch+1] sequences of many lengths; or null */
+    ptrdiff_t batch, rows, seq, k; /* else row r is position r % seq of batch element r / seq */
+    int n;                         /* matrices that share x */
     const mha__matrix *mat[3];
     mha__place to[3];
     ptrdiff_t row_block, panels, chunk, chunks; /* a unit: row_block rows x chunk panels */
 } mha__project_job;
 
-/* scratch of a lane: a block of rows of x as tiles, and as much of the result as one pass makes */
-static size_t mha__project_scratch(const mha__kernels *kern, size_t rows, ptrdiff_t k)
+/* Terms per pass when compact weights are widened for it: one or two tiles use them once, so they
+   should still be in L1, 16 KiB, where they were just written. */
+#define MHA__K_BLOCK_SMALL 64
+
+/* scratch of a lane: a block of rows of x as tiles, as much of the result as one pass makes, and
+   the weights of a pass if they are compact */
+static size_t mha__project_scratch(const mha__kernels *kern, size_t rows, ptrdiff_t k,
+                                   mha_type type)
 {
     ptrdiff_t most = rows < MHA__M_BLOCK ? (ptrdiff_t)rows : MHA__M_BLOCK;
-    return mha__floats(mha__div_up(most, kern->mr) * kern->mr,
-                       mha__div_up(k, MHA__NR) + MHA__N_BLOCK, MHA__NR, 1);
+    size_t bytes = mha__floats(mha__div_up(most, kern->mr) * kern->mr,
+                               mha__div_up(k, MHA__NR) + MHA__N_BLOCK, MHA__NR, 1);
+    if (type == MHA_F32) return bytes;
+    return mha__add(bytes, mha__floats(mha__min(k, MHA__K_BLOCK), MHA__N_BLOCK, MHA__NR, 1));
 }
 
 static const float mha__ones[MHA__MR_MAX] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
@@ -1715,14 +2482,14 @@ static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrd
     const mha__matrix *mat = job->mat[which];
     const mha__place *to = &job->to[which];
     ptrdiff_t mr = job->kern->mr, r, past, tile, n, h, col;
-    ptrdiff_t b = (r0 + from) / job->seq, t = (r0 + from) % job->seq;
+    ptrdiff_t b = job->cu ? 0 : (r0 + from) / job->seq, t, q;
     const float *row[MHA__NR];
-    ptrdiff_t q;
     int m, i;
-    for (r = from; r < end; r += m, t += m) {
-        if (t == job->seq) b++, t = 0;
+    for (r = from; r < end; r += m) {
+        while (r0 + r >= mha__first(job->cu, job->seq, b + 1)) b++;
+        t = r0 + r - mha__first(job->cu, job->seq, b);
         past = to->past ? to->past[b] : 0;
-        m = (int)mha__min(MHA__NR - (past + t) % MHA__NR, job->seq - t);
+        m = (int)mha__min(MHA__NR - (past + t) % MHA__NR, mha__length(job->cu, job->seq, b) - t);
         if (m > end - r) {
             if (!last) break;
             m = (int)(end - r);
@@ -1766,8 +2533,10 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t tiles = mha__div_up(rows, kern->mr);
     float *a = scratch, *c = scratch + tiles * tile;
     ptrdiff_t ctile = MHA__N_BLOCK * kern->mr * MHA__NR;
-    ptrdiff_t i, p, k0, stored, base = 0;
-    int which, np, kn, m;
+    float *wide = c + tiles * ctile;
+    ptrdiff_t i, p, k0, stored, base = 0, block = MHA__K_BLOCK;
+    int which, np, kn, m, n;
+    if (job->mat[0]->type != MHA_F32 && tiles <= 2) block = MHA__K_BLOCK_SMALL;
 
     for (i = 0; i < tiles; i++)
         for (m = 0; m < kern->mr && i * kern->mr + m < rows; m++)
@@ -1779,25 +2548,44 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
         ptrdiff_t panels = mat->heads * mat->head_panels;
         ptrdiff_t end = mha__min(last - base, panels);
         for (p = mha__max(first - base, 0); p < end; p += np) {
-            const float *w = mat->w + p * job->k * MHA__NR;
+            const float *w =
+                mat->type == MHA_F32 ? (const float *)mat->w + p * job->k * MHA__NR : wide;
+            ptrdiff_t panel = job->k * MHA__NR;
+            const char *from = (const char *)mat->w;
+            ptrdiff_t size = (ptrdiff_t)mha__type_size(mat->type);
             np = (int)mha__min(MHA__N_BLOCK, end - p);
-            for (k0 = stored = 0; k0 < job->k; k0 += MHA__K_BLOCK) {
+            if (mat->type != MHA_F32 && rows == 1 && kern->narrow) {
+                kern->narrow(np, (int)job->k, a, mat->type, from + p * job->k * MHA__NR * size,
+                             mat->scale ? mat->scale + p * MHA__NR : NULL, c);
+                mha__project_store(job, which, r0, 0, 1, 1, p, np, c, ctile);
+                continue;
+            }
+            for (k0 = stored = 0; k0 < job->k; k0 += block) {
                 ptrdiff_t left = job->k - k0;
-                kn = (int)mha__min(MHA__K_BLOCK, left);
+                const float *wk = w + k0 * MHA__NR;
+                kn = (int)mha__min(block, left);
+                if (mat->type != MHA_F32) {
+                    panel = kn * MHA__NR;
+                    wk = wide;
+                    for (n = 0; n < np; n++)
+                        kern->widen(mat->type, kn, from + ((p + n) * job->k + k0) * MHA__NR * size,
+                                    wide + n * panel,
+                                    mat->scale ? mat->scale + (p + n) * MHA__NR : NULL, NULL);
+                }
                 for (i = 0; i < tiles; i++) {
                     m = (int)mha__min(kern->mr, rows - i * kern->mr);
                     /* The first tile to use a block of weights would wait for memory: each tile
                        fetches some of the next block into L2. 5 % at 1024 rows; one or two tiles
                        are at the speed of memory anyway. */
-                    if (tiles >= 4 && left > kn)
+                    if (tiles >= 4 && mat->type == MHA_F32 && left > kn)
                         mha__project_ahead(w + (k0 + kn) * MHA__NR, job->k * MHA__NR, np,
                                            mha__min(MHA__K_BLOCK, left - kn), i, tiles);
-                    else if (tiles >= 4 && p + np < end)
+                    else if (tiles >= 4 && mat->type == MHA_F32 && p + np < end)
                         mha__project_ahead(w + np * job->k * MHA__NR, job->k * MHA__NR,
                                            (int)mha__min(MHA__N_BLOCK, end - p - np),
                                            mha__min(MHA__K_BLOCK, job->k), i, tiles);
-                    kern->gemm(m, np, kn, a + i * tile + k0 * kern->mr, w + k0 * MHA__NR, MHA__NR,
-                               job->k * MHA__NR, c + i * ctile, k0 ? mha__ones : NULL);
+                    kern->gemm(m, np, kn, a + i * tile + k0 * kern->mr, wk, MHA__NR, panel,
+                               c + i * ctile, k0 ? mha__ones : NULL);
                     if (left == kn)
                         stored = mha__project_store(job, which, r0, stored,
                                                     mha__min((i + 1) * kern->mr, rows),
@@ -1813,7 +2601,7 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
    least four units each, so that they end together: smaller blocks, and when there are too few
    rows for that, the panels are shared out too. */
 static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t batch, ptrdiff_t seq,
-                         int n, const mha__matrix *const *mat, const mha__place *to,
+                         const int *cu, int n, const mha__matrix *const *mat, const mha__place *to,
                          const mha_parallel *par, char *scratch, size_t scratch_bytes)
 {
     mha__project_job job;
@@ -1821,7 +2609,9 @@ static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t bat
     int i;
     job.kern = kern;
     job.x = x;
-    job.rows = batch * seq;
+    job.cu = cu;
+    job.batch = batch;
+    job.rows = mha__first(cu, seq, batch);
     job.seq = seq;
     job.n = n;
     job.k = mat[0]->in;
@@ -1839,6 +2629,163 @@ static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t bat
     job.chunk = mha__div_up(mha__div_up(job.panels, want), MHA__N_BLOCK) * MHA__N_BLOCK;
     job.chunks = mha__div_up(job.panels, job.chunk);
     mha__run(mha__project_unit, &job, blocks * job.chunks, par, scratch, scratch_bytes);
+}
+
+/* ==== >>rotate ===================================================================
+
+   What happens to heads between projection and attention, when it does: a norm, a rotation by the
+   position, a number format for the cache. x [B,T,heads,d], as rows. */
+
+typedef struct mha__rotate_job {
+    const mha__kernels *kern;
+    ptrdiff_t batch, seq, heads, d; /* seq: of the longest sequence */
+    const int *cu;                  /* [B+1] sequences of many lengths; or null */
+    mha__place x;                   /* rows: read, and changed where they are */
+    mha__place to;                  /* then written here too; data and compact null: nowhere */
+    mha_norm norm;
+    float eps;
+    const float *weight, *bias; /* of the norm; or null */
+    const mha_rope *rope;       /* null: no rotation */
+    const double *freq;         /* [width/2] angle per position */
+    const int *positions;       /* [tokens]; or null: from past[b] on */
+    const int *past;            /* [B]; or null: from 0 on */
+} mha__rotate_job;
+
+/* Radians per position of pair i. rope has its defaults filled in. */
+static double mha__rope_freq(const mha_rope *rope, int i)
+{
+    const double pi = 3.14159265358979323846;
+    double w = rope->width, base = (double)rope->base, factor = (double)rope->factor, f, turns;
+    if (rope->scaling == MHA_ROPE_NTK) base *= pow(factor, w / (w - 2.0));
+    f = pow(base, -2.0 * i / w);
+    if (rope->scaling == MHA_ROPE_LINEAR) return f / factor;
+    if (rope->scaling == MHA_ROPE_YARN) { /* from which pair on, and up to which, f is divided */
+        double per = w / (2.0 * log(base)), ramp;
+        double low = floor(per * log(rope->original / ((double)rope->beta_fast * 2.0 * pi)));
+        double high = ceil(per * log(rope->original / ((double)rope->beta_slow * 2.0 * pi)));
+        if (low < 0.0) low = 0.0;
+        if (high > w - 1.0) high = w - 1.0;
+        if (low == high) high += 0.001;
+        ramp = (i - low) / (high - low);
+        ramp = ramp < 0.0 ? 0.0 : ramp > 1.0 ? 1.0 : ramp;
+        return f / factor * ramp + f * (1.0 - ramp);
+    }
+    if (rope->scaling == MHA_ROPE_LLAMA3) {
+        double low = (double)rope->low_freq, high = (double)rope->high_freq;
+        turns = rope->original * f / (2.0 * pi); /* in the context of training */
+        if (turns < low) return f / factor;
+        if (turns > high) return f;
+        turns = (turns - low) / (high - low);
+        return (1.0 - turns) * f / factor + turns * f;
+    }
+    return f;
+}
+
+/* table [width/2][2]: cos and sin of the angles at a position. */
+static void mha__rope_table(const mha_rope *rope, const double *freq, long position, float *table)
+{
+    double size = rope->scaling == MHA_ROPE_YARN ? (double)rope->attention : 1.0;
+    int i;
+    for (i = 0; i < rope->width / 2; i++) {
+        double angle = (double)position * freq[i];
+        table[2 * i] = (float)(cos(angle) * size);
+        table[2 * i + 1] = (float)(sin(angle) * size);
+    }
+}
+
+static void mha__rope_row(const mha_rope *rope, const float *table, float *x)
+{
+    int half = rope->width / 2, i;
+    int step = rope->layout == MHA_ROPE_HALF ? 1 : 2,
+        other = rope->layout == MHA_ROPE_HALF ? half : 1;
+    for (i = 0; i < half; i++) {
+        float *a = x + i * step, *b = a + other, a0 = *a, b0 = *b;
+        *a = a0 * table[2 * i] - b0 * table[2 * i + 1];
+        *b = b0 * table[2 * i] + a0 * table[2 * i + 1];
+    }
+}
+
+static void mha__norm_row(const mha__rotate_job *job, float *x)
+{
+    double mean = 0.0, sum = 0.0, inv;
+    ptrdiff_t c;
+    if (job->norm == MHA_NORM_LAYER) {
+        for (c = 0; c < job->d; c++) mean += (double)x[c];
+        mean /= (double)job->d;
+    }
+    for (c = 0; c < job->d; c++) sum += ((double)x[c] - mean) * ((double)x[c] - mean);
+    inv = 1.0 / sqrt(sum / (double)job->d + (double)job->eps);
+    for (c = 0; c < job->d; c++) {
+        double y = ((double)x[c] - mean) * inv;
+        if (job->weight) y *= (double)job->weight[c];
+        if (job->bias) y += (double)job->bias[c];
+        x[c] = (float)y;
+    }
+}
+
+/* Rows of one head, from position t on, in the number format of a cache. */
+static void mha__keep(const mha__place *to, ptrdiff_t b, ptrdiff_t heads, ptrdiff_t h, ptrdiff_t t,
+                      int m, ptrdiff_t d, const float *const *row)
+{
+    ptrdiff_t at, c;
+    int i;
+    for (i = 0; i < m; i++, t++) {
+        ptrdiff_t slot = to->ring ? t % to->ring : t;
+        float scale = 0.0f;
+        if (to->scale) {
+            scale = mha__int8_scale(row[i], d, 1);
+            to->scale[(b * heads + h) * to->scales + slot] = scale;
+        }
+        at = b * to->batch + h * to->head + slot / MHA__NR * to->t_hi + slot % MHA__NR * to->t_lo;
+        for (c = 0; c < d; c++)
+            mha__put(to->type, to->compact, at + c / MHA__NR * to->c_hi + c % MHA__NR * to->c_lo,
+                     row[i][c], scale);
+    }
+}
+
+/* A unit: up to 16 positions of one sequence that lie in one block of 16. scratch: a table. */
+static void mha__rotate_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__rotate_job *job = (const mha__rotate_job *)arg;
+    ptrdiff_t blocks = job->seq / MHA__NR + 2, b = unit / blocks, h, t, t0, t1;
+    ptrdiff_t past = job->to.past ? job->to.past[b] : 0;
+    const float *row[MHA__NR];
+    t0 = mha__max(unit % blocks * MHA__NR - past % MHA__NR, 0);
+    t1 =
+        mha__min((unit % blocks + 1) * MHA__NR - past % MHA__NR, mha__length(job->cu, job->seq, b));
+    for (t = t0; t < t1; t++) {
+        float *x = job->x.data + b * job->x.batch +
+                   (t + (job->x.origin ? job->x.origin[b] : 0)) * job->x.t_lo;
+        if (job->rope) {
+            ptrdiff_t token = mha__first(job->cu, job->seq, b) + t;
+            mha__rope_table(job->rope, job->freq,
+                            job->positions ? (long)job->positions[token]
+                                           : (long)(t + (job->past ? job->past[b] : 0)),
+                            scratch);
+        }
+        for (h = 0; h < job->heads; h++, x += job->x.head) {
+            if (job->norm) mha__norm_row(job, x);
+            if (job->rope) mha__rope_row(job->rope, scratch, x);
+        }
+    }
+    if (t0 >= t1 || (!job->to.data && !job->to.compact)) return;
+    for (h = 0; h < job->heads; h++) {
+        for (t = t0; t < t1; t++)
+            row[t - t0] = job->x.data + b * job->x.batch + h * job->x.head +
+                          (t + (job->x.origin ? job->x.origin[b] : 0)) * job->x.t_lo;
+        if (job->to.compact)
+            mha__keep(&job->to, b, job->heads, h, past + t0, (int)(t1 - t0), job->d, row);
+        else
+            mha__store(job->kern, &job->to, b, h, past + t0, (int)(t1 - t0), 0,
+                       (int)mha__div_up(job->d, MHA__NR), job->d, row, MHA__NR, NULL);
+    }
+}
+
+static void mha__rotate(const mha__rotate_job *job, const mha_parallel *par, char *scratch,
+                        size_t scratch_bytes)
+{
+    mha__run(mha__rotate_unit, job, job->batch * (job->seq / MHA__NR + 2), par, scratch,
+             scratch_bytes);
 }
 
 /* ==== >>attend ===================================================================
@@ -1859,8 +2806,11 @@ static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t bat
 
 typedef struct mha__attend_job {
     const mha__kernels *kern;
-    ptrdiff_t batch, heads, kv_heads, seq, keys, d_k, d_v;
-    float scale; /* times log2(e) */
+    ptrdiff_t batch, heads, kv_heads, seq, keys, d_k, d_v; /* seq, keys: of the longest sequence */
+    const int *cu_q, *cu_k; /* [B+1] sequences of many lengths; or null */
+    const int *past;        /* [B] keys in the cache before this call; or null: there is no cache */
+    int appended;           /* 1: the call's own tokens follow those in the cache */
+    float scale;            /* times log2(e) */
     const float *q;
     mha_stride q_stride;
     mha__place k, v;               /* packed */
@@ -1870,6 +2820,12 @@ typedef struct mha__attend_job {
     float *o;
     mha_stride o_stride;
     mha_mask mask; /* strides resolved */
+    float softcap;
+    const float *alibi, *sink, *sink_value; /* [H] [H] [H,d_v]; or null */
+    const float *bias_k, *bias_v;           /* [G,d_k] [G,d_v]; or null */
+    int zero_attn;
+    const float *gate; /* or null */
+    mha_gate_stride gate_stride;
     float *lse, *attn, *attn_mean;
     float *top, *inv;         /* [B,H,T] of each row, kept for attn; else null */
     ptrdiff_t queries, tiles; /* a unit: queries queries of the heads of one kv head */
@@ -1879,63 +2835,140 @@ typedef struct mha__attend_job {
 /* A row of a tile of scores. */
 typedef struct mha__row {
     ptrdiff_t head, query;
-    ptrdiff_t visible; /* how many of the first keys it may see, masks aside */
-    int seen;          /* 1 once it has seen a key */
-    int started;       /* of the first row of a tile: 1 once the tile's o holds something */
-    int done;          /* 1 once its results are written */
+    ptrdiff_t at;     /* its position */
+    ptrdiff_t lo, hi; /* keys lo .. hi-1 it may see, masks aside */
+    float gate;
+    int seen;    /* 1 once it has seen a key */
+    int started; /* of the first row of a tile: 1 once the tile's o holds something */
+    int done;    /* 1 once its results are written */
 } mha__row;
 
-/* How many of the first keys query i of batch element b may see, masks aside. */
-static ptrdiff_t mha__visible(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t i)
+static ptrdiff_t mha__keys_of(const mha__attend_job *job, ptrdiff_t b)
 {
-    ptrdiff_t keys = job->k.past ? job->k.past[b] + job->seq : job->keys;
-    ptrdiff_t n = job->mask.key_len ? job->mask.key_len[b] : keys;
-    if (job->mask.causal == MHA_CAUSAL) n = mha__min(n, i + 1 + keys - job->seq);
-    if (job->mask.causal == MHA_CAUSAL_UPPER_LEFT) n = mha__min(n, i + 1);
-    return mha__max(n, 0);
+    if (!job->past) return mha__length(job->cu_k, job->keys, b);
+    return job->past[b] + (job->appended ? mha__length(job->cu_q, job->seq, b) : 0);
 }
 
-/* Biases and exclusions on one row of a tile of scores: keys j0 .. j0 + 16*np - 1 of which the
-   first n are visible. Excluded keys become -inf. Returns 1 if any key is left. */
-static int mha__mask_row(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t h, ptrdiff_t i,
-                         ptrdiff_t j0, ptrdiff_t n, int np, float unit, float *row)
+/* What the queries of one sequence have in common. */
+typedef struct mha__view {
+    ptrdiff_t keys, shift; /* query i stands at i + shift */
+    ptrdiff_t lo, hi;      /* keys lo .. hi-1, by their lengths */
+} mha__view;
+
+static mha__view mha__view_make(const mha__attend_job *job, ptrdiff_t b)
+{
+    const mha_mask *mask = &job->mask;
+    mha__view v;
+    v.keys = mha__keys_of(job, b);
+    v.shift =
+        mask->causal == MHA_CAUSAL_UPPER_LEFT ? 0 : v.keys - mha__length(job->cu_q, job->seq, b);
+    v.lo = mask->key_start ? mask->key_start[b] : 0;
+    v.hi = mask->key_len ? mha__min(mask->key_len[b], v.keys) : v.keys;
+    return v;
+}
+
+/* Fills in query i of head h. */
+static void mha__row_make(const mha_mask *mask, const mha__view *v, mha__row *row, ptrdiff_t h,
+                          ptrdiff_t i)
+{
+    row->head = h;
+    row->query = i;
+    row->at = i + v->shift;
+    row->lo = v->lo;
+    row->hi = v->hi;
+    if (mask->causal) row->hi = mha__min(row->hi, row->at + 1);
+    if (mask->windowed && mask->left >= 0 && mask->left < row->at)
+        row->lo = mha__max(row->lo, row->at - mask->left);
+    if (mask->windowed && mask->right >= 0 && mask->right < v->keys - row->at)
+        row->hi = mha__min(row->hi, row->at + mask->right + 1);
+    if (row->lo >= row->hi) row->hi = row->lo = mha__max(mha__min(row->lo, v->keys), 0);
+}
+
+/* Keys that queries i0 .. i1-1 of sequence b see at most: lo .. hi-1. Neither ever goes back from
+   one query to the next. */
+static void mha__range(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t i0, ptrdiff_t i1,
+                       ptrdiff_t *lo, ptrdiff_t *hi)
+{
+    mha__view v = mha__view_make(job, b);
+    mha__row first, last;
+    mha__row_make(&job->mask, &v, &first, 0, i0);
+    mha__row_make(&job->mask, &v, &last, 0, i1 - 1);
+    *lo = first.lo;
+    *hi = last.hi;
+}
+
+/* The gate of a row: 1 if there are none. */
+static float mha__gate_of(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t h, ptrdiff_t i)
+{
+    const mha_gate_stride *s = &job->gate_stride;
+    if (!job->gate) return 1.0f;
+    return job->gate[(job->cu_q ? job->cu_q[b] * s->seq : b * s->batch) + i * s->seq + h * s->head];
+}
+
+/* Where a row's numbers are in [B,H,T] or, with many lengths, [H,tokens]. */
+static ptrdiff_t mha__row_index(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t h, ptrdiff_t i)
+{
+    if (job->cu_q) return h * job->cu_q[job->batch] + job->cu_q[b] + i;
+    return (b * job->heads + h) * job->seq + i;
+}
+
+/* Cap, biases and exclusions on one row of a tile of scores: keys j0 .. j0 + 16*np - 1. Returns 1
+   if a key is left. unit: of the scores. */
+static int mha__shape_row(const mha__attend_job *job, ptrdiff_t b, const mha__row *row,
+                          ptrdiff_t j0, int np, float unit, float *s)
 {
     const mha_mask *mask = &job->mask;
     const mha_mask_stride *as = &mask->allow_stride, *bs = &mask->bias_stride;
-    ptrdiff_t step = (ptrdiff_t)job->kern->mr * MHA__NR, j;
-    float log2e = (float)MHA__LOG2E * unit;
-    int any = 0;
-    if (n > 0 && (mask->allow || mask->bias)) {
-        const unsigned char *allow =
-            mask->allow ? mask->allow + b * as->batch + h * as->head + i * as->query + j0 * as->key
-                        : NULL;
-        const float *bias =
-            mask->bias ? mask->bias + b * bs->batch + h * bs->head + i * bs->query + j0 * bs->key
-                       : NULL;
-        for (j = 0; j < n; j++) {
-            float *s = row + j / MHA__NR * step + j % MHA__NR;
-            if ((allow && !allow[j * as->key]) ||
-                (bias && mha__bits(bias[j * bs->key]) == MHA__NINF)) {
-                *s = mha__float(MHA__NINF);
-            } else {
-                any = 1;
-                if (bias) *s += bias[j * bs->key] * log2e;
-            }
-        }
-    } else {
-        any = n > 0;
+    ptrdiff_t n = np * MHA__NR, j;
+    ptrdiff_t lo = mha__min(mha__max(row->lo - j0, 0), n), hi = mha__min(row->hi - j0, n);
+    unsigned char allow[MHA__KEYS];
+    float bias[MHA__KEYS], log2e = (float)MHA__LOG2E * unit;
+    mha__shape how;
+    memset(&how, 0, sizeof how);
+    if (job->softcap != 0.0f) {
+        how.cap_in = 2.0f / (job->softcap * unit);
+        how.cap_out = job->softcap * log2e;
     }
-    for (j = mha__max(n, 0); j < np * MHA__NR; j++)
-        row[j / MHA__NR * step + j % MHA__NR] = mha__float(MHA__NINF);
-    return any;
+    if (job->alibi) {
+        how.slope = -job->alibi[row->head] * log2e;
+        how.first = (float)(j0 - row->at);
+    }
+    if (lo > 0 || hi < n || mask->allow || mask->key_padding) {
+        how.allow = allow;
+        memset(allow, 0, (size_t)n);
+        if (lo < hi) memset(allow + lo, 1, (size_t)(hi - lo));
+        if (mask->allow) {
+            const unsigned char *from = mask->allow + b * as->batch + row->head * as->head +
+                                        row->query * as->query + j0 * as->key;
+            if (as->key == 1 && lo < hi) memcpy(allow + lo, from + lo, (size_t)(hi - lo));
+            else
+                for (j = lo; j < hi; j++) allow[j] = from[j * as->key];
+        }
+        if (mask->key_padding) {
+            const unsigned char *from = mask->key_padding + b * job->keys + j0;
+            for (j = lo; j < hi; j++) allow[j] = allow[j] && !from[j];
+        }
+    }
+    if (mask->bias) {
+        const float *from = mask->bias + b * bs->batch + row->head * bs->head +
+                            row->query * bs->query + j0 * bs->key;
+        how.bias = bias;
+        how.bias_mul = log2e;
+        memset(bias, 0, (size_t)n * sizeof(float));
+        if (bs->key == 1 && lo < hi)
+            memcpy(bias + lo, from + lo, (size_t)(hi - lo) * sizeof(float));
+        else
+            for (j = lo; j < hi; j++) bias[j] = from[j * bs->key];
+    }
+    return job->kern->shape(np, s, &how);
 }
 
 /* ---- packing the caller's k and v ---- */
 
-/* Positions t0 .. t1-1 of one head, t0 a multiple of 16, to places counted from origin. */
+/* Positions t0 .. t1-1 of one head, t0 a multiple of 16, to places counted from zero. */
 static void mha__pack_head(const mha__kernels *kern, const float *from, ptrdiff_t stride,
                            ptrdiff_t d, const mha__place *to, ptrdiff_t b, ptrdiff_t g,
-                           ptrdiff_t t0, ptrdiff_t t1, ptrdiff_t origin)
+                           ptrdiff_t t0, ptrdiff_t t1, ptrdiff_t zero)
 {
     const float *row[MHA__NR];
     ptrdiff_t t, c;
@@ -1948,25 +2981,25 @@ static void mha__pack_head(const mha__kernels *kern, const float *from, ptrdiff_
             if (stride != d && t + 2 * MHA__NR <= t1)
                 for (c = 0; c < d; c += MHA__NR) MHA__PREFETCH(row[i] + MHA__NR * stride + c);
         }
-        mha__store(kern, to, b, g, t - origin, m, 0, (int)mha__div_up(d, MHA__NR), d, row, MHA__NR,
+        mha__store(kern, to, b, g, t - zero, m, 0, (int)mha__div_up(d, MHA__NR), d, row, MHA__NR,
                    NULL);
     }
 }
 
 static void mha__pack_k(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t0,
-                        ptrdiff_t t1, const mha__place *to, ptrdiff_t origin)
+                        ptrdiff_t t1, const mha__place *to, ptrdiff_t zero)
 {
-    mha__pack_head(job->kern, job->k_from + b * job->k_stride.batch + g * job->k_stride.head,
+    mha__pack_head(job->kern, job->k_from + mha__at(&job->k_stride, job->cu_k, b, g, 0),
                    job->k_stride.seq, job->d_k, to, job->local ? 0 : b, job->local ? 0 : g, t0, t1,
-                   origin);
+                   zero);
 }
 
 static void mha__pack_v(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t0,
-                        ptrdiff_t t1, const mha__place *to, ptrdiff_t origin)
+                        ptrdiff_t t1, const mha__place *to, ptrdiff_t zero)
 {
-    mha__pack_head(job->kern, job->v_from + b * job->v_stride.batch + g * job->v_stride.head,
+    mha__pack_head(job->kern, job->v_from + mha__at(&job->v_stride, job->cu_k, b, g, 0),
                    job->v_stride.seq, job->d_v, to, job->local ? 0 : b, job->local ? 0 : g, t0, t1,
-                   origin);
+                   zero);
 }
 
 /* A phase before attention, for k and v that all lanes share. A unit: a block of one kv head. */
@@ -1974,8 +3007,8 @@ static void mha__pack_unit(const void *arg, ptrdiff_t unit, float *scratch)
 {
     const mha__attend_job *job = (const mha__attend_job *)arg;
     ptrdiff_t blocks = mha__div_up(job->keys, MHA__KEYS), t0 = unit % blocks * MHA__KEYS;
-    ptrdiff_t t1 = mha__min(t0 + MHA__KEYS, job->keys);
     ptrdiff_t b = unit / blocks / job->kv_heads, g = unit / blocks % job->kv_heads;
+    ptrdiff_t t1 = mha__min(t0 + MHA__KEYS, mha__length(job->cu_k, job->keys, b));
     (void)scratch;
     mha__pack_k(job, b, g, t0, t1, &job->k, 0);
     mha__pack_v(job, b, g, t0, t1, &job->v, 0);
@@ -1997,10 +3030,18 @@ static ptrdiff_t mha__unit_queries(const mha__kernels *kern, ptrdiff_t group, pt
     return mha__min(mha__div_up(n, kern->mr) * kern->mr, most);
 }
 
+enum {
+    MHA__KV_SHARED, /* packed k and v are in the workspace */
+    MHA__KV_LOCAL,  /* in each lane's scratch: see mha__pack_local */
+    MHA__KV_CACHED, /* in a cache */
+    MHA__KV_COMPACT /* in a cache, and widened in each lane's scratch, one block at a time */
+};
+
 /* scratch of a lane: q and o of a unit as tiles, one tile of scores, two numbers and a mha__row
-   a row; then k and v packed, when local: of a block if a unit is all queries, else of all keys */
+   a row; then k and v packed, when local: of a block if a unit is all queries, else of all keys;
+   of a block when compact */
 static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptrdiff_t seq,
-                                  ptrdiff_t keys, ptrdiff_t d_k, ptrdiff_t d_v, int local,
+                                  ptrdiff_t keys, ptrdiff_t d_k, ptrdiff_t d_v, int kv,
                                   size_t *kv_at)
 {
     ptrdiff_t queries = seq ? mha__unit_queries(kern, group, seq) : 1;
@@ -2011,9 +3052,9 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
     mha__take(&bytes, mha__floats(rows, mha__div_up(d_v, MHA__NR), MHA__NR, 1));
     mha__take(&bytes, mha__floats(rows, 2, 1, 1));
     mha__take(&bytes, mha__mul((size_t)rows, sizeof(mha__row)));
-    if (queries >= seq && keys > MHA__KEYS) keys = MHA__KEYS;
+    if (kv == MHA__KV_COMPACT || (queries >= seq && keys > MHA__KEYS)) keys = MHA__KEYS;
     *kv_at = bytes;
-    if (local) {
+    if (kv == MHA__KV_LOCAL || kv == MHA__KV_COMPACT) {
         mha__take(&bytes, mha__keys_bytes(1, 1, keys, d_k));
         mha__take(&bytes, mha__values_bytes(1, 1, keys, d_v));
     }
@@ -2059,35 +3100,43 @@ static void mha__careful_step(const mha__kernels *kern, int m, int n, int panels
     }
 }
 
-/* Scores of a tile of m rows against a block of keys from j0 on, at k, masked. rows: what they
-   are; unit: 1, or MHA__CAREFUL. Sets *masked if any row does not see all of these keys. Returns
-   how many of them the rows see at most; 0: none. */
+/* Scores of a tile of m rows against a block of keys from j0 on, at k, with cap, biases and
+   exclusions. rows: what they are; unit: of the scores. The rows see keys *from .. *from + n - 1 of
+   the block at most, *from a multiple of 16: s holds those, and n is returned; 0: none. Sets *masked
+   if any row does not see all of them. */
 static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, int m, ptrdiff_t j0,
-                       float unit, const float *q, const float *k, float *s, int *masked)
+                       float unit, const float *q, const float *k, float *s, int *from, int *masked)
 {
     const mha__kernels *kern = job->kern;
-    ptrdiff_t most = 0, least = MHA__KEYS, n;
-    int i, np, any = 0;
+    ptrdiff_t lo = MHA__KEYS, hi = 0, all_lo = 0, all_hi = MHA__KEYS, n;
+    int i, np, any = 0, plain;
     for (i = 0; i < m; i++) {
-        n = mha__min(rows[i].visible - j0, MHA__KEYS);
-        most = mha__max(most, n);
-        least = mha__min(least, n);
-    }
-    if (most == 0) return 0;
-    np = (int)mha__div_up(most, MHA__NR);
-    kern->gemm(m, np, (int)job->d_k, q, k, MHA__NR, job->k.t_hi, s, NULL);
-    if (least == np * MHA__NR && !job->mask.allow && !job->mask.bias) {
-        for (i = 0; i < m; i++) rows[i].seen = 1;
-        return (int)most;
-    }
-    *masked = 1;
-    for (i = 0; i < m; i++) {
-        n = mha__min(rows[i].visible - j0, MHA__KEYS);
-        if (mha__mask_row(job, b, rows[i].head, rows[i].query, j0, n, np, unit, s + i * MHA__NR)) {
-            rows[i].seen = any = 1;
+        ptrdiff_t l = mha__max(rows[i].lo - j0, 0), h = mha__min(rows[i].hi - j0, MHA__KEYS);
+        if (l < h) {
+            lo = mha__min(lo, l);
+            hi = mha__max(hi, h);
         }
+        all_lo = mha__max(all_lo, l);
+        all_hi = mha__min(all_hi, h);
     }
-    return any ? (int)most : 0;
+    if (lo >= hi) return 0;
+    lo = lo / MHA__NR * MHA__NR;
+    n = hi - lo;
+    np = (int)mha__div_up(n, MHA__NR);
+    *from = (int)lo;
+    kern->gemm(m, np, (int)job->d_k, q, k + lo / MHA__NR * job->k.t_hi, MHA__NR, job->k.t_hi, s,
+               NULL);
+    plain = all_lo <= lo && all_hi >= lo + np * MHA__NR && !job->mask.allow && !job->mask.bias &&
+            !job->mask.key_padding;
+    if (plain && !job->alibi && job->softcap == 0.0f) {
+        for (i = 0; i < m; i++) rows[i].seen = 1;
+        return (int)n;
+    }
+    if (!plain) *masked = 1;
+    for (i = 0; i < m; i++)
+        if (mha__shape_row(job, b, &rows[i], j0 + lo, np, unit, s + i * MHA__NR))
+            rows[i].seen = any = 1;
+    return any ? (int)n : 0;
 }
 
 /* ---- a unit: some queries of all heads that share a kv head ----
@@ -2105,21 +3154,64 @@ typedef struct mha__unit {
     int masked;
 } mha__unit;
 
-/* Lays out the scratch, packs q. */
+/* Row r, which is row n of its tile, before it sees a key: the scores that have none. They are a
+   sink, a key and value of the layer's own, and a key and value of zeros, if they are there. */
+static void mha__row_start(mha__unit *u, ptrdiff_t r, ptrdiff_t n, const float *q)
+{
+    const mha__attend_job *job = u->job;
+    ptrdiff_t h = u->row[r].head, g = u->g, mr = job->kern->mr, c;
+    float score[3], top = -FLT_MAX, sum = 0.0f, *o = u->o + (r - n) / mr * u->otile + n * MHA__NR;
+    const float *value[3];
+    int count = 0, i;
+    if (job->sink && mha__bits(job->sink[h]) != MHA__NINF) {
+        value[count] = job->sink_value ? job->sink_value + h * job->d_v : NULL;
+        score[count++] = job->sink[h] * (float)MHA__LOG2E * u->unit;
+    }
+    if (job->bias_k) {
+        double dot = 0.0;
+        for (c = 0; c < job->d_k; c++) dot += (double)q[c] * (double)job->bias_k[g * job->d_k + c];
+        dot *= (double)job->scale;
+        if (job->softcap != 0.0f) {
+            double cap = (double)job->softcap * MHA__LOG2E;
+            dot = cap * tanh(dot / cap);
+        }
+        value[count] = job->bias_v + g * job->d_v;
+        score[count++] = (float)(dot * (double)u->unit);
+    }
+    if (job->zero_attn) {
+        value[count] = NULL;
+        score[count++] = 0.0f;
+    }
+    u->row[r].seen = job->bias_k || job->zero_attn;
+    for (i = 0; i < count; i++)
+        if (i == 0 || !(score[i] <= top)) top = score[i];
+    for (i = 0; i < count; i++) {
+        float w = mha__exp2((score[i] - top) / u->unit);
+        sum += w;
+        for (c = 0; value[i] && c < job->d_v; c++)
+            o[c / MHA__NR * mr * MHA__NR + c % MHA__NR] += w * value[i][c];
+    }
+    u->top[r] = top;
+    u->sum[r] = sum;
+}
+
+/* Lays out the scratch, packs q. Rows whose gate is 0 are left out: they are zeros. */
 static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g,
                             ptrdiff_t i0, float *scratch, int careful)
 {
     ptrdiff_t group = job->heads / job->kv_heads, mr = job->kern->mr, tiles, r, h, i, n;
+    int start = job->sink || job->bias_k || job->zero_attn;
+    int skip = job->gate && !job->lse && !job->top;
+    mha__view view = mha__view_make(job, b);
     u->job = job;
     u->b = b;
     u->g = g;
     u->i0 = i0;
-    u->queries = mha__min(job->queries, job->seq - i0);
-    u->rows = group * u->queries;
+    u->queries = mha__min(job->queries, mha__length(job->cu_q, job->seq, b) - i0);
     u->careful = careful;
     u->unit = careful == 2 ? MHA__CAREFUL : 1.0f;
     u->masked = 0;
-    tiles = mha__div_up(u->rows, mr);
+    tiles = mha__div_up(group * u->queries, mr);
     u->qtile = mha__tile_floats(job->kern->mr, job->d_k);
     u->otile = mha__tile_floats(job->kern->mr, job->d_v);
     u->s = scratch;
@@ -2128,26 +3220,34 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
     u->top = u->o + tiles * u->otile;
     u->sum = u->top + tiles * mr;
     u->row = (mha__row *)(void *)(u->top + mha__div_up(2 * tiles * mr, MHA__NR) * MHA__NR);
-    if (careful) memset(u->o, 0, (size_t)(tiles * u->otile) * sizeof(float));
+    if (careful || start) memset(u->o, 0, (size_t)(tiles * u->otile) * sizeof(float));
     for (r = h = 0, n = 0; h < group; h++) {
-        const float *from = job->q + b * job->q_stride.batch + (g * group + h) * job->q_stride.head;
-        for (i = i0; i < i0 + u->queries; i++, r++) {
+        const float *from = job->q + mha__at(&job->q_stride, job->cu_q, b, g * group + h, 0);
+        for (i = i0; i < i0 + u->queries; i++) {
             const float *src = from + i * job->q_stride.seq;
+            float gate = mha__gate_of(job, b, g * group + h, i);
+            if (skip && mha__is_zero(gate)) {
+                memset(job->o + mha__at(&job->o_stride, job->cu_q, b, g * group + h, i), 0,
+                       (size_t)job->d_v * sizeof(float));
+                continue;
+            }
             if (n == mr) n = 0;
             if (i + 8 < i0 + u->queries) MHA__PREFETCH(src + 8 * job->q_stride.seq);
             mha__tile_row(job->kern, u->q + (r - n) * (u->qtile / mr), (int)n, job->d_k, src,
                           job->scale * u->unit);
-            u->row[r].head = g * group + h;
-            u->row[r].query = i;
-            u->row[r].visible = mha__visible(job, b, i);
+            mha__row_make(&job->mask, &view, &u->row[r], g * group + h, i);
+            u->row[r].gate = gate;
             u->row[r].seen = 0;
-            u->row[r].started = careful > 0;
+            u->row[r].started = careful > 0 || start;
             if (careful < 2) u->row[r].done = 0;
             u->top[r] = -FLT_MAX;
             u->sum[r] = 0.0f;
+            if (start) mha__row_start(u, r, n, src);
             n++;
+            r++;
         }
     }
+    u->rows = r;
 }
 
 /* One block of keys from j0 on, for all tiles. */
@@ -2159,19 +3259,21 @@ static void mha__unit_block(mha__unit *u, ptrdiff_t j0, const float *k, const fl
     int panels = (int)mha__div_up(job->d_v, MHA__NR), m, n, np;
     float *q = u->q, *o = u->o, alpha[MHA__MR_MAX];
     ptrdiff_t r;
+    int from = 0;
     for (r = 0; r < u->rows; r += m, q += u->qtile, o += u->otile) {
         mha__row *row = u->row + r;
         m = (int)mha__min(kern->mr, u->rows - r);
-        n = mha__scores(job, u->b, row, m, j0, u->unit, q, k, u->s, &u->masked);
+        n = mha__scores(job, u->b, row, m, j0, u->unit, q, k, u->s, &from, &u->masked);
         if (n == 0) continue;
         np = (n + MHA__NR - 1) / MHA__NR;
         if (u->careful) {
-            mha__careful_step(kern, m, n, panels, u->unit, u->s, v, v_row, v_panel, o, u->top + r,
-                              u->sum + r);
+            mha__careful_step(kern, m, n, panels, u->unit, u->s, v + from * v_row, v_row, v_panel,
+                              o, u->top + r, u->sum + r);
             continue;
         }
         kern->softmax(m, np, u->s, u->top + r, u->sum + r, alpha);
-        kern->gemm(m, panels, n, u->s, v, v_row, v_panel, o, row->started ? alpha : NULL);
+        kern->gemm(m, panels, n, u->s, v + from * v_row, v_row, v_panel, o,
+                   row->started ? alpha : NULL);
         row->started = 1;
     }
 }
@@ -2213,11 +3315,9 @@ static int mha__unit_end(mha__unit *u)
     const float *o = u->o;
     int all = 1;
     for (r = n = 0; r < u->rows; r++, n++) {
-        ptrdiff_t h = u->row[r].head, i = u->row[r].query;
-        ptrdiff_t at = (u->b * job->heads + h) * job->seq + i;
-        float *to =
-            job->o + u->b * job->o_stride.batch + h * job->o_stride.head + i * job->o_stride.seq;
-        float inv = u->row[r].seen ? 1.0f / u->sum[r] : 0.0f;
+        ptrdiff_t h = u->row[r].head, i = u->row[r].query, at = mha__row_index(job, u->b, h, i);
+        float *to = job->o + mha__at(&job->o_stride, job->cu_q, u->b, h, i);
+        float inv = u->row[r].seen ? 1.0f / u->sum[r] : 0.0f, mul = inv * u->row[r].gate;
         const float *from;
         if (n == mr) n = 0, o += u->otile;
         if (u->row[r].done) continue;
@@ -2227,11 +3327,11 @@ static int mha__unit_end(mha__unit *u)
         }
         u->row[r].done = 1;
         from = o + n * MHA__NR;
-        if (u->row[r].seen) {
-            job->kern->copy((int)(job->d_v / MHA__NR), from, mr * MHA__NR, to, MHA__NR, inv, NULL);
+        if (u->row[r].seen && !mha__is_zero(u->row[r].gate)) {
+            job->kern->copy((int)(job->d_v / MHA__NR), from, mr * MHA__NR, to, MHA__NR, mul, NULL);
             from += job->d_v / MHA__NR * mr * MHA__NR;
             for (c = job->d_v / MHA__NR * MHA__NR; c < job->d_v; c++)
-                to[c] = from[c % MHA__NR] * inv;
+                to[c] = from[c % MHA__NR] * mul;
         } else {
             memset(to, 0, (size_t)job->d_v * sizeof(float));
         }
@@ -2248,36 +3348,83 @@ static int mha__unit_end(mha__unit *u)
     return all;
 }
 
-/* Queries i0 .. of kv head g of batch element b. k, v: that head, packed; with lazy, room for one
-   block, which is packed here as it is needed. */
+/* Compact keys or values t0 .. t1-1 of head g of sequence b as floats in room, laid out as a block
+   that starts at j0. t0 is a multiple of 16. */
+static void mha__widen_keys(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t j0,
+                            ptrdiff_t t0, ptrdiff_t t1, float *room)
+{
+    const mha__place *k = &job->k;
+    const float *scale = k->scale ? k->scale + (b * job->kv_heads + g) * k->scales : NULL;
+    const char *from = (const char *)k->compact;
+    ptrdiff_t size = (ptrdiff_t)mha__type_size(k->type), t, at;
+    for (t = t0; t < t1; t += MHA__NR) {
+        at = k->ring ? t % k->ring : t;
+        job->kern->widen(k->type, job->d_k,
+                         from + (b * k->batch + g * k->head + at / MHA__NR * k->t_hi) * size,
+                         room + (t - j0) / MHA__NR * k->t_hi, scale ? scale + at : NULL, NULL);
+    }
+}
+
+static void mha__widen_values(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t j0,
+                              ptrdiff_t t0, ptrdiff_t t1, float *room)
+{
+    const mha__place *v = &job->v;
+    const float *scale = v->scale ? v->scale + (b * job->kv_heads + g) * v->scales : NULL;
+    const char *from = (const char *)v->compact;
+    ptrdiff_t size = (ptrdiff_t)mha__type_size(v->type), p, at = v->ring ? t0 % v->ring : t0;
+    for (p = 0; p < mha__div_up(job->d_v, MHA__NR); p++)
+        job->kern->widen(v->type, t1 - t0,
+                         from + (b * v->batch + g * v->head + p * v->c_hi + at * MHA__NR) * size,
+                         room + (p * MHA__KEYS + t0 - j0) * MHA__NR, NULL,
+                         scale ? scale + at : NULL);
+}
+
+/* Queries i0 .. of kv head g of sequence b. k, v: that head, packed; or, with lazy, room for one
+   block, which is packed or widened here as it is needed. */
 static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t i0,
                               const mha__place *k, const mha__place *v, int lazy, float *scratch)
 {
-    ptrdiff_t j0, end = mha__visible(job, b, mha__min(i0 + job->queries, job->seq) - 1);
+    ptrdiff_t end = mha__min(i0 + job->queries, mha__length(job->cu_q, job->seq, b)), lo, hi, j0;
     mha__unit u;
     int careful;
+    if (i0 >= end) return;
+    mha__range(job, b, i0, end, &lo, &hi);
     for (careful = 0; careful < 3; careful++) {
         mha__unit_begin(&u, job, b, g, i0, scratch, careful);
-        for (j0 = 0; j0 < end; j0 += MHA__KEYS) {
-            ptrdiff_t to = mha__min(j0 + MHA__KEYS, end);
+        for (j0 = lo / MHA__KEYS * MHA__KEYS; j0 < hi && u.rows; j0 += MHA__KEYS) {
+            ptrdiff_t at = k->ring ? j0 % k->ring : j0, to = mha__min(j0 + MHA__KEYS, hi);
+            ptrdiff_t from = mha__max(j0, lo / MHA__NR * MHA__NR);
             if (!lazy) {
-                mha__unit_block(&u, j0, k->data + j0 / MHA__NR * k->t_hi, v->data + j0 * MHA__NR,
+                mha__unit_block(&u, j0, k->data + at / MHA__NR * k->t_hi, v->data + at * MHA__NR,
                                 MHA__NR, v->c_hi);
+            } else if (k->type != MHA_F32) {
+                mha__widen_keys(job, b, g, j0, from, to, k->data);
+                mha__widen_values(job, b, g, j0, from, to, v->data);
+                mha__unit_block(&u, j0, k->data, v->data, MHA__NR, MHA__KEYS * MHA__NR);
             } else if (u.rows <= job->kern->mr && job->d_v % MHA__NR == 0) {
                 /* one tile: v is read once, so it may as well be where it is */
-                mha__pack_k(job, b, g, j0, to, k, j0);
+                mha__pack_k(job, b, g, from, to, k, j0);
                 mha__unit_block(&u, j0, k->data,
-                                job->v_from + b * job->v_stride.batch + g * job->v_stride.head +
-                                    j0 * job->v_stride.seq,
+                                job->v_from + mha__at(&job->v_stride, job->cu_k, b, g, j0),
                                 job->v_stride.seq, MHA__NR);
             } else {
-                mha__pack_k(job, b, g, j0, to, k, j0);
-                mha__pack_v(job, b, g, j0, to, v, j0);
+                mha__pack_k(job, b, g, from, to, k, j0);
+                mha__pack_v(job, b, g, from, to, v, j0);
                 mha__unit_block(&u, j0, k->data, v->data, MHA__NR, v->c_hi);
             }
         }
         if ((careful || mha__unit_good(&u)) && mha__unit_end(&u)) break;
     }
+}
+
+/* Room for packed k and v in a lane's scratch. */
+static void mha__room(const mha__attend_job *job, ptrdiff_t keys, float *scratch, mha__place *k,
+                      mha__place *v)
+{
+    float *at = scratch + job->kv_at;
+    *k = mha__place_keys(at, 1, keys, job->d_k);
+    at += (ptrdiff_t)((mha__keys_bytes(1, 1, keys, job->d_k) + 63) / 64 * (64 / sizeof(float)));
+    *v = mha__place_values(at, 1, keys, job->d_v);
 }
 
 static void mha__attend_unit(const void *arg, ptrdiff_t unit, float *scratch)
@@ -2286,68 +3433,92 @@ static void mha__attend_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t tile = job->tiles - 1 - unit % job->tiles; /* causal: the longest first */
     ptrdiff_t b = unit / job->tiles / job->kv_heads, g = unit / job->tiles % job->kv_heads;
     mha__place k = job->k, v = job->v;
-    k.data += b * k.batch + g * k.head;
-    v.data += b * v.batch + g * v.head;
-    mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, 0, scratch);
+    int compact = k.type != MHA_F32;
+    if (compact) {
+        mha__room(job, MHA__KEYS, scratch, &k, &v);
+        k.type = job->k.type;
+    } else {
+        k.data += b * k.batch + g * k.head + (k.origin ? k.origin[b] / MHA__NR * k.t_hi : 0);
+        v.data += b * v.batch + g * v.head + (v.origin ? v.origin[b] * v.t_lo : 0);
+    }
+    mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, compact, scratch);
 }
 
 /* The same where a lane packs k and v for itself. A unit: all queries of one kv head. */
 static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scratch)
 {
     const mha__attend_job *job = (const mha__attend_job *)arg;
-    ptrdiff_t b = unit / job->kv_heads, g = unit % job->kv_heads, tile;
+    ptrdiff_t b = unit / job->kv_heads, g = unit % job->kv_heads, tile, lo, hi;
+    ptrdiff_t seq = mha__length(job->cu_q, job->seq, b);
     int lazy = job->tiles == 1;
-    ptrdiff_t keys = lazy ? mha__min(job->keys, MHA__KEYS) : job->keys;
-    float *at = scratch + job->kv_at;
-    mha__place k = mha__place_keys(at, 1, keys, job->d_k), v;
-    at += (ptrdiff_t)((mha__keys_bytes(1, 1, keys, job->d_k) + 63) / 64 * (64 / sizeof(float)));
-    v = mha__place_values(at, 1, keys, job->d_v);
-    if (!lazy && job->keys) {
-        mha__pack_k(job, b, g, 0, mha__visible(job, b, job->seq - 1), &k, 0);
-        mha__pack_v(job, b, g, 0, mha__visible(job, b, job->seq - 1), &v, 0);
+    mha__place k, v;
+    mha__room(job, lazy ? mha__min(job->keys, MHA__KEYS) : job->keys, scratch, &k, &v);
+    if (!lazy && seq) {
+        mha__range(job, b, 0, seq, &lo, &hi);
+        mha__pack_k(job, b, g, lo / MHA__NR * MHA__NR, hi, &k, 0);
+        mha__pack_v(job, b, g, lo / MHA__NR * MHA__NR, hi, &v, 0);
     }
     for (tile = 0; tile < job->tiles; tile++)
         mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, lazy, scratch);
 }
 
 /* Attention weights on request, after mha__attend_unit left top and inv of every row: scores
-   again, in units of 16, one tile at a time. A unit: mr queries of one batch element, all heads. */
+   again, in units of 16, one tile at a time. A unit: mr queries of one sequence, all heads. */
 static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
 {
     const mha__attend_job *job = (const mha__attend_job *)arg;
     const mha__kernels *kern = job->kern;
     ptrdiff_t group = job->heads / job->kv_heads, mr = kern->mr, tiles = mha__div_up(job->seq, mr);
     ptrdiff_t b = unit / tiles, i0 = unit % tiles * mr, h, j, j0;
-    int m = (int)mha__min(mr, job->seq - i0), i, n, masked = 0;
+    ptrdiff_t end = mha__min(i0 + mr, mha__length(job->cu_q, job->seq, b)), keys, lo, hi;
+    int m = (int)(end - i0), i, n, from = 0, masked = 0;
     float *s = scratch, *q = s + MHA__KEYS * mr;
     float mean = 1.0f / (float)job->heads;
     mha__row row[MHA__MR_MAX];
+    mha__place room_k = job->k, room_v = job->v;
+    mha__view view = mha__view_make(job, b);
+    if (m <= 0) return;
+    mha__range(job, b, i0, end, &lo, &hi);
+    keys = view.keys;
+    if (job->k.type != MHA_F32) mha__room(job, MHA__KEYS, scratch, &room_k, &room_v);
     for (h = 0; h < job->heads; h++) {
-        ptrdiff_t at = (b * job->heads + h) * job->seq + i0;
+        ptrdiff_t at = mha__row_index(job, b, h, i0);
         for (i = 0; i < m; i++) {
-            row[i].head = h;
-            row[i].query = i0 + i;
-            row[i].visible = mha__visible(job, b, i0 + i);
+            mha__row_make(&job->mask, &view, &row[i], h, i0 + i);
             mha__tile_row(kern, q, i, job->d_k,
-                          job->q + b * job->q_stride.batch + h * job->q_stride.head +
-                              (i0 + i) * job->q_stride.seq,
+                          job->q + mha__at(&job->q_stride, job->cu_q, b, h, i0 + i),
                           job->scale * MHA__CAREFUL);
         }
         for (j0 = 0; j0 < job->keys; j0 += MHA__KEYS) {
-            const float *k = job->k.data + b * job->k.batch + h / group * job->k.head;
-            n = mha__scores(job, b, row, m, j0, MHA__CAREFUL, q, k + j0 / MHA__NR * job->k.t_hi, s,
-                            &masked);
+            n = 0;
+            if (j0 < hi && j0 + MHA__KEYS > lo) {
+                const float *k = room_k.data;
+                if (job->k.type != MHA_F32) {
+                    mha__widen_keys(job, b, h / group, j0, mha__max(j0, lo / MHA__NR * MHA__NR),
+                                    mha__min(j0 + MHA__KEYS, hi), room_k.data);
+                } else {
+                    ptrdiff_t at_k = job->k.ring ? j0 % job->k.ring : j0;
+                    if (job->k.origin) at_k += job->k.origin[b];
+                    k = job->k.data + b * job->k.batch + h / group * job->k.head +
+                        at_k / MHA__NR * job->k.t_hi;
+                }
+                n = mha__scores(job, b, row, m, j0, MHA__CAREFUL, q, k, s, &from, &masked);
+            }
             if (n) kern->weigh(m, (int)mha__div_up(n, MHA__NR), s, job->top + at, job->inv + at);
             for (i = 0; i < m; i++) {
                 if (n && !mha__is_finite(job->inv[at + i])) /* all NaN: mark what is excluded */
-                    mha__mask_row(job, b, h, i0 + i, j0, mha__min(row[i].visible - j0, n),
-                                  (int)mha__div_up(n, MHA__NR), 1.0f, s + i * MHA__NR);
+                    mha__shape_row(job, b, &row[i], j0 + from, (int)mha__div_up(n, MHA__NR),
+                                   MHA__CAREFUL, s + i * MHA__NR);
                 for (j = 0; j < mha__min(MHA__KEYS, job->keys - j0); j++) {
-                    float w = j < n ? s[(j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR] : 0.0f;
+                    ptrdiff_t c = j - from;
+                    float w = c >= 0 && c < n && j0 + j < keys
+                                  ? s[(c / MHA__NR * mr + i) * MHA__NR + c % MHA__NR]
+                                  : 0.0f;
                     if (mha__bits(w) == MHA__NINF) w = 0.0f;
                     if (job->attn) job->attn[(at + i) * job->keys + j0 + j] = w;
                     if (job->attn_mean) {
-                        float *to = job->attn_mean + (b * job->seq + i0 + i) * job->keys + j0 + j;
+                        float *to = job->attn_mean + j0 + j +
+                                    (mha__first(job->cu_q, job->seq, b) + i0 + i) * job->keys;
                         *to = (h ? *to : 0.0f) + w;
                         if (h == job->heads - 1) *to *= mean;
                     }
@@ -2529,28 +3700,188 @@ MHA_API mha_parallel mha_pool_parallel(mha_pool *pool)
 
 /* ==== >>cache ==================================================================== */
 
-/* k and v as mha__place_keys and mha__place_values lay them out, for capacity positions. */
+/* k and v as mha__place_keys and mha__place_values lay them out. A ring has a multiple of MHA__KEYS
+   places, and position p is at place p modulo that: so blocks of keys, which start at multiples of
+   MHA__KEYS whatever the query, lie in one piece.
+
+   INT8 has a scale for each key and value, not for a block of them: the numbers that are kept then
+   depend on that token alone, and tokens one by one or all at once give the same bits. */
 struct mha_cache {
-    int batch, capacity, kv_heads, d_k, d_v;
+    mha_cache_config cfg;
+    int kv_heads, d_k, d_v, places;
     int *length; /* [batch] */
-    float *k, *v;
+    int *floor;  /* [batch] the first position that a ring still holds */
+    int *mark;   /* [batch] for mha_cache_reorder */
+    char *k, *v;
+    float *k_scale, *v_scale; /* [batch,kv_heads,places], INT8 only */
     void *owned; /* what mha_cache_free gives back; null if the memory is the caller's */
 };
 
+/* Bytes of a part of one sequence, and where it is: 0 k, 1 v, 2 and 3 their scales. */
+static size_t mha__cache_part(const mha_cache *c, int part)
+{
+    size_t size = mha__type_size(c->cfg.type);
+    if (part == 0) return mha__keys_bytes(1, c->kv_heads, c->places, c->d_k) / sizeof(float) * size;
+    if (part == 1)
+        return mha__values_bytes(1, c->kv_heads, c->places, c->d_v) / sizeof(float) * size;
+    return c->cfg.type == MHA_INT8 ? mha__floats(c->kv_heads, c->places, 1, 1) : 0;
+}
+
+static char *mha__cache_at(const mha_cache *c, int part, int slot)
+{
+    char *base = part == 0   ? c->k
+                 : part == 1 ? c->v
+                             : (char *)(part == 2 ? c->k_scale : c->v_scale);
+    return base + mha__cache_part(c, part) * (size_t)slot;
+}
+
+static void mha__cache_places(const mha_cache *c, mha__place *k, mha__place *v)
+{
+    mha__place *p[2];
+    int i;
+    *k = mha__place_keys(NULL, c->kv_heads, c->places, c->d_k);
+    *v = mha__place_values(NULL, c->kv_heads, c->places, c->d_v);
+    p[0] = k, p[1] = v;
+    for (i = 0; i < 2; i++) {
+        p[i]->type = c->cfg.type;
+        p[i]->past = c->length;
+        p[i]->ring = c->cfg.ring ? c->places : 0;
+        p[i]->scales = c->places;
+        p[i]->scale = c->cfg.type == MHA_INT8 ? (float *)(void *)mha__cache_at(c, 2 + i, 0) : NULL;
+        if (c->cfg.type == MHA_F32) p[i]->data = (float *)(void *)mha__cache_at(c, i, 0);
+        else p[i]->compact = mha__cache_at(c, i, 0);
+    }
+}
+
 MHA_API int mha_cache_length(const mha_cache *cache, int slot)
 {
-    return cache && slot >= 0 && slot < cache->batch ? cache->length[slot] : -1;
+    return cache && slot >= 0 && slot < cache->cfg.batch ? cache->length[slot] : -1;
 }
 
 MHA_API mha_status mha_cache_truncate(mha_cache *cache, int slot, int length)
 {
     int b;
     if (!cache) return MHA_ERR_NULL;
-    if (slot < -1 || slot >= cache->batch || length < 0) return MHA_ERR_SIZE;
-    for (b = 0; b < cache->batch; b++)
+    if (slot < -1 || slot >= cache->cfg.batch || length < 0) return MHA_ERR_SIZE;
+    for (b = 0; b < cache->cfg.batch; b++)
         if ((slot == -1 || slot == b) && length > cache->length[b]) return MHA_ERR_SIZE;
-    for (b = 0; b < cache->batch; b++)
-        if (slot == -1 || slot == b) cache->length[b] = length;
+    for (b = 0; b < cache->cfg.batch; b++)
+        if (slot == -1 || slot == b) {
+            cache->length[b] = length;
+            if (cache->floor[b] > length) cache->floor[b] = length; /* nothing is left */
+        }
+    return MHA_OK;
+}
+
+MHA_API mha_status mha_cache_reset(mha_cache *cache, int slot)
+{
+    return mha_cache_truncate(cache, slot, 0);
+}
+
+MHA_API mha_status mha_cache_fork(mha_cache *to, int to_slot, const mha_cache *from, int from_slot,
+                                  int length)
+{
+    int part;
+    if (!to || !from) return MHA_ERR_NULL;
+    if (to_slot < 0 || to_slot >= to->cfg.batch || from_slot < 0 || from_slot >= from->cfg.batch)
+        return MHA_ERR_SIZE;
+    if (to->kv_heads != from->kv_heads || to->d_k != from->d_k || to->d_v != from->d_v ||
+        to->cfg.type != from->cfg.type || to->cfg.ring != from->cfg.ring ||
+        (to->cfg.ring && to->cfg.capacity != from->cfg.capacity))
+        return MHA_ERR_CONFLICT;
+    if (length == -1) length = from->length[from_slot];
+    if (length < 0 || length > from->length[from_slot]) return MHA_ERR_SIZE;
+    if (to->cfg.ring && length != from->length[from_slot]) return MHA_ERR_CONFLICT;
+    if (!to->cfg.ring && length > to->cfg.capacity) return MHA_ERR_SIZE;
+    if (to == from && to_slot == from_slot) return mha_cache_truncate(to, to_slot, length);
+    for (part = 0; part < 4; part++) {
+        /* rows of a part: k and the scales are one row a head; v is one a head and 16 dims */
+        size_t rows = (size_t)to->kv_heads, a, b, n, r;
+        if (mha__cache_part(to, part) == 0) continue;
+        if (part == 1) rows *= (size_t)mha__div_up(to->d_v, MHA__NR);
+        a = mha__cache_part(to, part) / rows;
+        b = mha__cache_part(from, part) / rows;
+        n = part == 0 ? b / (size_t)mha__div_up(from->places, MHA__NR) *
+                            (size_t)mha__div_up(length, MHA__NR)
+                      : b / (size_t)from->places * (size_t)length;
+        if (to->cfg.ring) n = b;
+        for (r = 0; r < rows && n; r++)
+            memcpy(mha__cache_at(to, part, to_slot) + r * a,
+                   mha__cache_at(from, part, from_slot) + r * b, n);
+    }
+    to->length[to_slot] = length;
+    to->floor[to_slot] = to->cfg.ring ? from->floor[from_slot] : 0;
+    return MHA_OK;
+}
+
+/* Everything of two sequences changes places. */
+static void mha__cache_swap(mha_cache *c, int i, int j)
+{
+    char room[256];
+    int part, n;
+    for (part = 0; part < 4; part++) {
+        char *a = mha__cache_at(c, part, i), *b = mha__cache_at(c, part, j);
+        size_t left = mha__cache_part(c, part), step;
+        for (; left; left -= step, a += step, b += step) {
+            step = left < sizeof room ? left : sizeof room;
+            memcpy(room, a, step);
+            memcpy(a, b, step);
+            memcpy(b, room, step);
+        }
+    }
+    n = c->length[i], c->length[i] = c->length[j], c->length[j] = n;
+    n = c->floor[i], c->floor[i] = c->floor[j], c->floor[j] = n;
+}
+
+MHA_API mha_status mha_cache_reorder(mha_cache *cache, const int *order)
+{
+    int *from, b, c, n, moved;
+    if (!cache || !order) return MHA_ERR_NULL;
+    n = cache->cfg.batch;
+    from = cache->mark; /* where each sequence is to come from; itself once it is right */
+    for (b = 0; b < n; b++)
+        if (order[b] < 0 || order[b] >= n) return MHA_ERR_SIZE;
+    for (b = 0; b < n; b++) from[b] = order[b];
+    /* A sequence that no other needs any more can be written over. What is left are circles. */
+    do {
+        moved = 0;
+        for (b = 0; b < n; b++) {
+            if (from[b] == b) continue;
+            for (c = 0; c < n && (c == b || from[c] != b); c++) {}
+            if (c < n) continue;
+            mha_cache_fork(cache, b, cache, from[b], -1);
+            from[b] = b;
+            moved = 1;
+        }
+    } while (moved);
+    for (b = 0; b < n; b++)
+        while (from[b] != b) { /* b gets what it wants; what it had goes where that was */
+            c = from[b];
+            mha__cache_swap(cache, b, c);
+            from[b] = b;
+            for (moved = 0; moved < n; moved++)
+                if (moved != b && from[moved] == b) from[moved] = c;
+        }
+    return MHA_OK;
+}
+
+MHA_API mha_status mha_cache_info(const mha_cache *cache, mha_cache_facts *facts)
+{
+    int b, part;
+    if (!cache || !facts) return MHA_ERR_NULL;
+    facts->batch = cache->cfg.batch;
+    facts->capacity = cache->cfg.capacity;
+    facts->ring = cache->cfg.ring;
+    facts->type = cache->cfg.type;
+    facts->n_kv_heads = cache->kv_heads;
+    facts->d_k = cache->d_k;
+    facts->d_v = cache->d_v;
+    facts->longest = 0;
+    facts->bytes = 0;
+    for (b = 0; b < cache->cfg.batch; b++)
+        if (cache->length[b] > facts->longest) facts->longest = cache->length[b];
+    for (part = 0; part < 4; part++)
+        facts->bytes += mha__cache_part(cache, part) * (size_t)cache->cfg.batch;
     return MHA_OK;
 }
 
@@ -2559,8 +3890,11 @@ MHA_API mha_status mha_cache_truncate(mha_cache *cache, int slot, int length)
 struct mha_layer {
     mha_config cfg; /* defaults filled in */
     const mha__kernels *kern;
-    mha__matrix mat[4]; /* q, k, v, out */
-    void *owned;        /* what mha_layer_free gives back; null if the memory is the caller's */
+    mha__matrix mat[4];                                       /* q, k, v, out */
+    const float *alibi, *sink, *sink_value, *bias_k, *bias_v; /* copies; null if there are none */
+    const float *norm[2], *norm_bias[2];                      /* of q, of k */
+    const double *freq;                                       /* [rope.width/2] */
+    void *owned; /* what mha_layer_free gives back; null if the memory is the caller's */
 };
 
 MHA_API const char *mha_strerror(mha_status status)
@@ -2670,29 +4004,118 @@ static mha_status mha__check_heads(mha__why *why, const char *heads_name, int he
     return MHA_OK;
 }
 
-/* Mask, outputs on request and threads: the part that mha_args and mha_sdpa_args share. */
-static mha_status mha__check_common(mha__why *why, const mha_mask *mask, const float *attn,
-                                    const float *attn_mean, const float *lse,
-                                    const mha_parallel *par, int batch, int heads, int seq,
-                                    int keys, int need_data)
+/* A pointer to ints, however many. */
+static mha_status mha__check_ints(mha__why *why, const char *name, const int *p)
+{
+    if ((uintptr_t)p % sizeof(int) == 0) return MHA_OK;
+    return mha__fail(why, MHA_ERR_ALIGN, "@ is not aligned to # bytes", name,
+                     (long long)sizeof(int), 0);
+}
+
+/* A switch. */
+static mha_status mha__check_flag(mha__why *why, const char *name, int x)
+{
+    if (x == 0 || x == 1) return MHA_OK;
+    return mha__fail(why, MHA_ERR_VALUE, "@ is #; it must be 0 or 1", name, x, 0);
+}
+
+/* A number that is at least low; 0 is always fine, as it stands for the default. */
+static mha_status mha__check_number(mha__why *why, const char *name, float x, int low)
+{
+    if (!mha__is_finite(x))
+        return mha__fail(why, MHA_ERR_VALUE, "@ is not a finite number", name, 0, 0);
+    if (x == 0.0f || x >= (float)low) return MHA_OK;
+    return mha__fail(why, MHA_ERR_VALUE, "@ is less than #", name, low, 0);
+}
+
+static mha_status mha__check_softcap(mha__why *why, float x)
+{
+    mha_status st = mha__check_number(why, "softcap", x, 0);
+    if (st != MHA_OK || x <= 1e30f) return st;
+    return mha__fail(why, MHA_ERR_VALUE, "softcap is above 1e30, where it does nothing: use 0", "",
+                     0, 0);
+}
+
+static mha_status mha__check_type(mha__why *why, const char *name, mha_type type)
+{
+    if ((int)type >= (int)MHA_F32 && (int)type <= (int)MHA_INT8) return MHA_OK;
+    return mha__fail(why, MHA_ERR_ENUM, "@ is #, which is no mha_type", name, (int)type, 0);
+}
+
+/* Lengths of a call. A tensor of queries is [qb,heads,qt,d], as given, or a batch of one where
+   sequences have many lengths; the keys that come with the call are [kb,heads,kt,d]. */
+typedef struct mha__dims {
+    ptrdiff_t qb, qt, kb, kt;
+    ptrdiff_t seq, keys; /* of the longest sequence */
+} mha__dims;
+
+/* Where sequences of many lengths start: cu [batch+1]. b, t, longest: what to put into mha__dims. */
+static mha_status mha__check_cu(mha__why *why, const char *name, const int *cu, int batch,
+                                const char *seq_name, int seq, ptrdiff_t *b, ptrdiff_t *t,
+                                ptrdiff_t *longest)
 {
     mha_status st;
+    int i;
+    *b = batch;
+    *t = *longest = seq;
+    if (!cu) return MHA_OK;
+    if ((st = mha__check_ints(why, name, cu)) != MHA_OK) return st;
+    *b = 1;
+    *longest = 0;
+    if (cu[0] != 0) return mha__fail(why, MHA_ERR_VALUE, "@[0] is #; it must be 0", name, cu[0], 0);
+    for (i = 0; i < batch; i++) {
+        if (cu[i + 1] < cu[i]) {
+            mha__fail(why, MHA_ERR_VALUE, "@[#] is #", name, i + 1, cu[i + 1]);
+            return mha__fail(why, MHA_ERR_VALUE, ", less than the one before, #", "", cu[i], 0);
+        }
+        *longest = mha__max(*longest, cu[i + 1] - cu[i]);
+    }
+    *t = cu[batch];
+    if (seq == 0 || seq == cu[batch]) return MHA_OK;
+    mha__fail(why, MHA_ERR_CONFLICT, "@ is # ", seq_name, seq, 0);
+    return mha__fail(why, MHA_ERR_CONFLICT, "but the last number of @ is #", name, cu[batch], 0);
+}
+
+/* One number of each sequence, outside 0 .. keys? */
+static mha_status mha__check_each(mha__why *why, const char *name, const int *p, int batch,
+                                  ptrdiff_t keys, int need_data)
+{
+    mha_status st = mha__check_ints(why, name, p);
     int b;
+    for (b = 0; st == MHA_OK && need_data && p && b < batch; b++)
+        if (p[b] < 0 || p[b] > keys) {
+            mha__fail(why, MHA_ERR_VALUE, "@[#] is #", name, b, p[b]);
+            return mha__fail(why, MHA_ERR_VALUE, ", outside 0 .. #", "", keys, 0);
+        }
+    return st;
+}
+
+/* Mask, gate, outputs on request and threads: the part that mha_args and mha_sdpa_args share. */
+static mha_status mha__check_common(mha__why *why, const mha_mask *mask, const float *gate,
+                                    const float *attn, const float *attn_mean, const float *lse,
+                                    const mha_parallel *par, int batch, int heads,
+                                    const mha__dims *d, int need_data)
+{
+    mha_status st;
     if ((int)mask->causal < (int)MHA_NOT_CAUSAL || (int)mask->causal > (int)MHA_CAUSAL_UPPER_LEFT)
         return mha__fail(why, MHA_ERR_ENUM, "mask.causal is #, which is no mha_causal", "",
                          (int)mask->causal, 0);
     if ((st = mha__check_floats(why, "mask.bias", mask->bias, 0)) != MHA_OK) return st;
-    if ((uintptr_t)mask->key_len % sizeof(int) != 0)
-        return mha__fail(why, MHA_ERR_ALIGN, "mask.key_len is not aligned to # bytes", "",
-                         (long long)sizeof(int), 0);
-    for (b = 0; need_data && mask->key_len && b < batch; b++)
-        if (mask->key_len[b] < 0 || mask->key_len[b] > keys) {
-            mha__fail(why, MHA_ERR_VALUE, "mask.key_len[#] is #", "", b, mask->key_len[b]);
-            return mha__fail(why, MHA_ERR_VALUE, ", outside 0 .. #", "", keys, 0);
-        }
-    if ((st = mha__check_tensor(why, "attn", attn, 0, batch, heads, seq, keys)) ||
-        (st = mha__check_tensor(why, "attn_mean", attn_mean, 0, batch, seq, keys, 1)) ||
-        (st = mha__check_tensor(why, "lse", lse, 0, batch, heads, seq, 1)))
+    if ((st = mha__check_floats(why, "gate", gate, 0)) ||
+        (st = mha__check_each(why, "mask.key_len", mask->key_len, batch, d->keys, need_data)) ||
+        (st = mha__check_each(why, "mask.key_start", mask->key_start, batch, d->keys, need_data)) ||
+        (st = mha__check_flag(why, "mask.windowed", mask->windowed)))
+        return st;
+    if (!mask->windowed && (mask->left || mask->right))
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "mask.left is # and mask.right is #, but mask.windowed is 0", "",
+                         mask->left, mask->right);
+    if (mask->left < -1 || mask->right < -1)
+        return mha__fail(why, MHA_ERR_VALUE, "mask.left is # and mask.right is #; the least is -1",
+                         "", mask->left, mask->right);
+    if ((st = mha__check_tensor(why, "attn", attn, 0, d->qb, heads, d->qt, d->keys)) ||
+        (st = mha__check_tensor(why, "attn_mean", attn_mean, 0, d->qb, d->qt, d->keys, 1)) ||
+        (st = mha__check_tensor(why, "lse", lse, 0, d->qb, heads, d->qt, 1)))
         return st;
     if (par->parallel_for && par->threads < 1)
         return mha__fail(why, MHA_ERR_SIZE, "parallel.threads is #; it must be at least #", "",
@@ -2743,7 +4166,13 @@ static void mha__close(void *owned)
     (void)owned;
 }
 
-static mha_mask mha__mask_resolve(const mha_mask *mask, int keys)
+static mha_gate_stride mha__gate_resolve(mha_gate_stride s)
+{
+    if (s.batch == 0 && s.seq == 0 && s.head == 0) s.head = 1;
+    return s;
+}
+
+static mha_mask mha__mask_resolve(const mha_mask *mask, ptrdiff_t keys)
 {
     mha_mask m = *mask;
     mha_mask_stride *s[2];
@@ -2758,43 +4187,56 @@ static mha_mask mha__mask_resolve(const mha_mask *mask, int keys)
     return m;
 }
 
-enum {
-    MHA__KV_SHARED, /* in the workspace */
-    MHA__KV_LOCAL,  /* in each lane's scratch: see mha__pack_local */
-    MHA__KV_CACHED  /* in a cache */
-};
-
 /* Where everything of one call lies in its workspace. */
 typedef struct mha__plan {
-    size_t q, k, v, o, top, inv, scratch; /* offsets */
-    size_t lane, kv_at;                   /* bytes of scratch a lane, and where its k and v are */
-    int kv;                               /* where packed k and v are */
+    size_t q, k, v, o, stage_k, stage_v, origin, top, inv, scratch; /* offsets */
+    size_t lane, kv_at; /* bytes of scratch a lane, and where its k and v are */
+    int kv;             /* where packed k and v are */
+    ptrdiff_t packed;   /* positions of the packed k and v of a sequence, or of all if cu is set */
     size_t total;
 } mha__plan;
 
-static mha__plan mha__plan_make(const mha__kernels *kern, int batch, int heads, int kv_heads,
-                                int seq, int keys, int d_k, int d_v, int weights, int threads,
-                                int kv, size_t q_bytes, size_t o_bytes, size_t project_scratch)
+/* Adds what attention needs to a plan. cu: where the keys of sequences of many lengths start; in
+   the packed ones each starts at a multiple of 16. lane: bytes of scratch other phases need. */
+static void mha__plan_attend(mha__plan *plan, const mha__kernels *kern, int batch, int heads,
+                             int kv_heads, const mha__dims *d, const int *cu, int d_k, int d_v,
+                             int weights, int threads, int kv, size_t lane)
 {
-    mha__plan plan;
-    size_t rows = weights ? mha__floats(batch, heads, seq, 1) : 0, lane;
-    int shared = kv == MHA__KV_SHARED ? batch : 0;
-    plan.kv = kv;
-    plan.total = 0;
-    plan.q = mha__take(&plan.total, q_bytes);
-    plan.k = mha__take(&plan.total, mha__keys_bytes(shared, kv_heads, keys, d_k));
-    plan.v = mha__take(&plan.total, mha__values_bytes(shared, kv_heads, keys, d_v));
-    plan.o = mha__take(&plan.total, o_bytes);
-    plan.top = mha__take(&plan.total, rows);
-    plan.inv = mha__take(&plan.total, rows);
-    lane = mha__attend_scratch(kern, heads / kv_heads, seq, keys, d_k, d_v, kv == MHA__KV_LOCAL,
-                               &plan.kv_at);
-    if (project_scratch > lane) lane = project_scratch;
-    plan.lane = 0;
-    mha__take(&plan.lane, lane);
-    plan.scratch = mha__take(&plan.total, mha__mul(plan.lane, (size_t)(threads > 1 ? threads : 1)));
-    plan.total = mha__add(plan.total, 63);
-    return plan;
+    size_t rows = weights ? mha__floats(d->qb, heads, d->qt, 1) : 0, need;
+    ptrdiff_t shared = kv == MHA__KV_SHARED ? d->kb : 0;
+    int b;
+    plan->kv = kv;
+    plan->packed = d->kt;
+    if (cu)
+        for (b = 0, plan->packed = 0; b < batch; b++)
+            plan->packed += mha__div_up(cu[b + 1] - cu[b], MHA__NR) * MHA__NR;
+    plan->k = mha__take(&plan->total, mha__keys_bytes(shared, kv_heads, plan->packed, d_k));
+    plan->v = mha__take(&plan->total, mha__values_bytes(shared, kv_heads, plan->packed, d_v));
+    plan->origin = mha__take(&plan->total, cu && shared ? mha__mul((size_t)batch, sizeof(int)) : 0);
+    plan->top = mha__take(&plan->total, rows);
+    plan->inv = mha__take(&plan->total, rows);
+    need = mha__attend_scratch(kern, heads / kv_heads, d->seq, d->keys, d_k, d_v, kv, &plan->kv_at);
+    plan->lane = 0;
+    mha__take(&plan->lane, need > lane ? need : lane);
+    plan->scratch =
+        mha__take(&plan->total, mha__mul(plan->lane, (size_t)(threads > 1 ? threads : 1)));
+    plan->total = mha__add(plan->total, 63);
+}
+
+/* The places of packed k and v in the workspace. */
+static void mha__plan_places(const mha__plan *plan, char *ws, int batch, int kv_heads,
+                             const int *cu, int d_k, int d_v, mha__place *k, mha__place *v)
+{
+    int *origin = (int *)(void *)(ws + plan->origin), b, at = 0;
+    *k = mha__place_keys((float *)(void *)(ws + plan->k), kv_heads, plan->packed, d_k);
+    *v = mha__place_values((float *)(void *)(ws + plan->v), kv_heads, plan->packed, d_v);
+    if (!cu || plan->kv != MHA__KV_SHARED) return;
+    for (b = 0; b < batch; b++) {
+        origin[b] = at;
+        at += (int)(mha__div_up(cu[b + 1] - cu[b], MHA__NR) * MHA__NR);
+    }
+    k->batch = v->batch = 0;
+    k->origin = v->origin = origin;
 }
 
 /* ---- core ------------------------------------------------------------------------------- */
@@ -2812,10 +4254,12 @@ static mha_stride mha__stride_or(mha_stride s, ptrdiff_t heads, ptrdiff_t seq, p
 
 /* Validates; r becomes *args with every default filled in. need_data: pointers too. */
 static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mha_sdpa_args *r,
-                                    mha__plan *plan, int need_data)
+                                    mha__dims *d, mha__plan *plan, int need_data)
 {
     mha_status st;
+    int weights;
     memset(plan, 0, sizeof *plan);
+    memset(d, 0, sizeof *d);
     if (!args) return mha__fail(why, MHA_ERR_NULL, "args is null", "", 0, 0);
     *r = *args;
     if ((st = mha__check_size(why, "batch", r->batch, 0)) ||
@@ -2823,36 +4267,45 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
         (st = mha__check_size(why, "source_seq", r->source_seq, 0)) ||
         (st = mha__check_heads(why, "heads", r->heads, "kv_heads", &r->kv_heads, &r->d_k,
                                &r->d_v)) ||
-        (st = mha__check_scale(why, r->scale)) || (st = mha__check_isa(why, r->isa)))
+        (st = mha__check_scale(why, r->scale)) || (st = mha__check_isa(why, r->isa)) ||
+        (st = mha__check_softcap(why, r->softcap)) ||
+        (st = mha__check_floats(why, "alibi", r->alibi, 0)) ||
+        (st = mha__check_floats(why, "sink", r->sink, 0)) ||
+        (st = mha__check_floats(why, "sink_value", r->sink_value, 0)) ||
+        (st = mha__check_cu(why, "cu_seq", r->cu_seq, r->batch, "seq", r->seq, &d->qb, &d->qt,
+                            &d->seq)) ||
+        (st = mha__check_cu(why, "cu_source", r->cu_source, r->batch, "source_seq", r->source_seq,
+                            &d->kb, &d->kt, &d->keys)))
         return st;
+    if (r->sink_value && !r->sink)
+        return mha__fail(why, MHA_ERR_CONFLICT, "sink_value is given but sink is null", "", 0, 0);
     if (r->scale == 0.0f) r->scale = (float)(1.0 / sqrt((double)r->d_k));
-    if ((st = mha__check_tensor(why, "q", r->q, need_data, r->batch, r->heads, r->seq, r->d_k)) ||
-        (st = mha__check_tensor(why, "k", r->k, need_data, r->batch, r->kv_heads, r->source_seq,
-                                r->d_k)) ||
-        (st = mha__check_tensor(why, "v", r->v, need_data, r->batch, r->kv_heads, r->source_seq,
-                                r->d_v)) ||
-        (st = mha__check_tensor(why, "o", r->o, need_data, r->batch, r->heads, r->seq, r->d_v)) ||
-        (st = mha__check_common(why, &r->mask, r->attn, r->attn_mean, r->lse, &r->parallel,
-                                r->batch, r->heads, r->seq, r->source_seq, need_data)))
+    if ((st = mha__check_tensor(why, "q", r->q, need_data, d->qb, r->heads, d->qt, r->d_k)) ||
+        (st = mha__check_tensor(why, "k", r->k, need_data, d->kb, r->kv_heads, d->kt, r->d_k)) ||
+        (st = mha__check_tensor(why, "v", r->v, need_data, d->kb, r->kv_heads, d->kt, r->d_v)) ||
+        (st = mha__check_tensor(why, "o", r->o, need_data, d->qb, r->heads, d->qt, r->d_v)) ||
+        (st = mha__check_common(why, &r->mask, r->gate, r->attn, r->attn_mean, r->lse, &r->parallel,
+                                r->batch, r->heads, d, need_data)))
         return st;
-    *plan = mha__plan_make(
-        mha__kernels_for(r->isa), r->batch, r->heads, r->kv_heads, r->seq, r->source_seq, r->d_k,
-        r->d_v, r->attn || r->attn_mean, r->parallel.threads,
-        mha__pack_local(r->batch, r->kv_heads, r->parallel.threads, r->attn || r->attn_mean)
-            ? MHA__KV_LOCAL
-            : MHA__KV_SHARED,
-        0, 0, 0);
-    r->q_stride = mha__stride_or(r->q_stride, r->heads, r->seq, r->d_k);
-    r->k_stride = mha__stride_or(r->k_stride, r->kv_heads, r->source_seq, r->d_k);
-    r->v_stride = mha__stride_or(r->v_stride, r->kv_heads, r->source_seq, r->d_v);
-    r->o_stride = mha__stride_or(r->o_stride, r->heads, r->seq, r->d_v);
-    r->mask = mha__mask_resolve(&r->mask, r->source_seq);
+    weights = r->attn || r->attn_mean;
+    mha__plan_attend(plan, mha__kernels_for(r->isa), r->batch, r->heads, r->kv_heads, d,
+                     r->cu_source, r->d_k, r->d_v, weights, r->parallel.threads,
+                     mha__pack_local(r->batch, r->kv_heads, r->parallel.threads, weights)
+                         ? MHA__KV_LOCAL
+                         : MHA__KV_SHARED,
+                     0);
+    r->q_stride = mha__stride_or(r->q_stride, r->heads, d->qt, r->d_k);
+    r->k_stride = mha__stride_or(r->k_stride, r->kv_heads, d->kt, r->d_k);
+    r->v_stride = mha__stride_or(r->v_stride, r->kv_heads, d->kt, r->d_v);
+    r->o_stride = mha__stride_or(r->o_stride, r->heads, d->qt, r->d_v);
+    r->gate_stride = mha__gate_resolve(r->gate_stride);
+    r->mask = mha__mask_resolve(&r->mask, d->keys);
     if (need_data && r->o && r->o == r->q &&
         (r->d_v > r->d_k || r->o_stride.batch != r->q_stride.batch ||
          r->o_stride.head != r->q_stride.head || r->o_stride.seq != r->q_stride.seq))
         return mha__fail(why, MHA_ERR_CONFLICT, "o is q but has another shape or other strides", "",
                          0, 0);
-    if (need_data && r->o && r->o == r->q && (r->attn || r->attn_mean))
+    if (need_data && r->o && r->o == r->q && weights)
         return mha__fail(why, MHA_ERR_CONFLICT,
                          "o may not be q when attn or attn_mean is asked for", "", 0, 0);
     if (need_data) return mha__check_workspace(why, r->workspace, r->workspace_size, plan->total);
@@ -2863,18 +4316,20 @@ MHA_API mha_status mha_sdpa_check(const mha_sdpa_args *args, char *why, size_t w
 {
     mha__why w = mha__why_make(why, why_size);
     mha_sdpa_args r;
+    mha__dims d;
     mha__plan plan;
-    return mha__sdpa_resolve(&w, args, &r, &plan, 1);
+    return mha__sdpa_resolve(&w, args, &r, &d, &plan, 1);
 }
 
 MHA_API mha_status mha_sdpa_workspace_size(const mha_sdpa_args *args, size_t *bytes)
 {
     mha__why w = mha__why_make(NULL, 0);
     mha_sdpa_args r;
+    mha__dims d;
     mha__plan plan;
     mha_status st;
     if (!bytes) return MHA_ERR_NULL;
-    st = mha__sdpa_resolve(&w, args, &r, &plan, 0);
+    st = mha__sdpa_resolve(&w, args, &r, &d, &plan, 0);
     if (st == MHA_OK) *bytes = plan.total;
     return st;
 }
@@ -2883,12 +4338,13 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
 {
     mha__why w = mha__why_make(NULL, 0);
     mha_sdpa_args r;
+    mha__dims d;
     mha__plan plan;
     mha__attend_job job;
     void *owned;
     char *ws;
-    mha_status st = mha__sdpa_resolve(&w, args, &r, &plan, 1);
-    if (st != MHA_OK || r.batch == 0 || r.seq == 0) return st;
+    mha_status st = mha__sdpa_resolve(&w, args, &r, &d, &plan, 1);
+    if (st != MHA_OK || r.batch == 0 || d.seq == 0) return st;
     ws = mha__open(r.workspace, plan.total, &owned);
     if (!ws) return MHA_ERR_MEMORY;
 
@@ -2897,8 +4353,10 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
     job.batch = r.batch;
     job.heads = r.heads;
     job.kv_heads = r.kv_heads;
-    job.seq = r.seq;
-    job.keys = r.source_seq;
+    job.seq = d.seq;
+    job.keys = d.keys;
+    job.cu_q = r.cu_seq;
+    job.cu_k = r.cu_source;
     job.d_k = r.d_k;
     job.d_v = r.d_v;
     job.scale = (float)((double)r.scale * MHA__LOG2E);
@@ -2910,11 +4368,16 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
     job.v_stride = r.v_stride;
     job.local = plan.kv == MHA__KV_LOCAL;
     job.kv_at = (ptrdiff_t)(plan.kv_at / sizeof(float));
-    job.k = mha__place_keys((float *)(void *)(ws + plan.k), r.kv_heads, r.source_seq, r.d_k);
-    job.v = mha__place_values((float *)(void *)(ws + plan.v), r.kv_heads, r.source_seq, r.d_v);
+    mha__plan_places(&plan, ws, r.batch, r.kv_heads, r.cu_source, r.d_k, r.d_v, &job.k, &job.v);
     job.o = r.o;
     job.o_stride = r.o_stride;
     job.mask = r.mask;
+    job.softcap = r.softcap;
+    job.alibi = r.alibi;
+    job.sink = r.sink;
+    job.sink_value = r.sink_value;
+    job.gate = r.gate;
+    job.gate_stride = r.gate_stride;
     job.lse = r.lse;
     job.attn = r.attn;
     job.attn_mean = r.attn_mean;
@@ -2927,7 +4390,166 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
     return MHA_OK;
 }
 
+MHA_API mha_status mha_merge(int batch, int heads, int seq, int d, const float *o_a,
+                             const float *lse_a, const float *o_b, const float *lse_b,
+                             mha_stride stride, float *o, float *lse)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    ptrdiff_t b, h, t, c;
+    mha_status st;
+    if (batch < 0 || heads < 1 || seq < 0 || d < 1) return MHA_ERR_SIZE;
+    if ((st = mha__check_tensor(&w, "o_a", o_a, 1, batch, heads, seq, d)) ||
+        (st = mha__check_tensor(&w, "o_b", o_b, 1, batch, heads, seq, d)) ||
+        (st = mha__check_tensor(&w, "o", o, 1, batch, heads, seq, d)) ||
+        (st = mha__check_tensor(&w, "lse_a", lse_a, 1, batch, heads, seq, 1)) ||
+        (st = mha__check_tensor(&w, "lse_b", lse_b, 1, batch, heads, seq, 1)) ||
+        (st = mha__check_tensor(&w, "lse", lse, 0, batch, heads, seq, 1)))
+        return st;
+    if (batch == 0 || seq == 0) return MHA_OK;
+    stride = mha__stride_or(stride, heads, seq, d);
+    for (b = 0; b < batch; b++)
+        for (h = 0; h < heads; h++)
+            for (t = 0; t < seq; t++) {
+                ptrdiff_t at = mha__at(&stride, NULL, b, h, t), row = (b * heads + h) * seq + t;
+                float la = lse_a[row], lb = lse_b[row];
+                int no_a = mha__bits(la) == MHA__NINF, no_b = mha__bits(lb) == MHA__NINF;
+                double top = la > lb ? (double)la : (double)lb;
+                double a = exp((double)la - top), e = exp((double)lb - top), sum = a + e;
+                for (c = 0; c < d; c++)
+                    o[at + c] =
+                        no_a   ? no_b ? 0.0f : o_b[at + c]
+                          : no_b ? o_a[at + c]
+                               : (float)((a * (double)o_a[at + c] + e * (double)o_b[at + c]) / sum);
+                if (lse) lse[row] = no_a ? lb : no_b ? la : (float)(top + log(sum));
+            }
+    return MHA_OK;
+}
+
 /* ---- layer ------------------------------------------------------------------------------ */
+
+/* Validates; fills in the defaults of r. d: width of a head. */
+static mha_status mha__rope_resolve(mha__why *why, mha_rope *r, int d)
+{
+    mha_status st;
+    if ((int)r->layout < (int)MHA_ROPE_NONE || (int)r->layout > (int)MHA_ROPE_INTERLEAVED)
+        return mha__fail(why, MHA_ERR_ENUM, "rope.layout is #, which is no mha_rope_layout", "",
+                         (int)r->layout, 0);
+    if ((int)r->scaling < (int)MHA_ROPE_PLAIN || (int)r->scaling > (int)MHA_ROPE_LLAMA3)
+        return mha__fail(why, MHA_ERR_ENUM, "rope.scaling is #, which is no mha_rope_scaling", "",
+                         (int)r->scaling, 0);
+    if (r->layout == MHA_ROPE_NONE) {
+        if (r->width || r->base != 0.0f || r->scaling || r->factor != 0.0f || r->original ||
+            r->beta_fast != 0.0f || r->beta_slow != 0.0f || r->attention != 0.0f ||
+            r->low_freq != 0.0f || r->high_freq != 0.0f)
+            return mha__fail(why, MHA_ERR_CONFLICT,
+                             "fields of rope are set but rope.layout is MHA_ROPE_NONE", "", 0, 0);
+        return MHA_OK;
+    }
+    if (r->width == 0) r->width = d;
+    if (r->width < 2 || r->width > d || r->width % 2 != 0)
+        return mha__fail(why, MHA_ERR_SIZE,
+                         "rope.width is #; it must be even and between 2 and the head's #", "",
+                         r->width, d);
+    if ((st = mha__check_number(why, "rope.base", r->base, 1)) ||
+        (st = mha__check_number(why, "rope.factor", r->factor, 1)) ||
+        (st = mha__check_size(why, "rope.original", r->original, 0)) ||
+        (st = mha__check_number(why, "rope.beta_fast", r->beta_fast, 0)) ||
+        (st = mha__check_number(why, "rope.beta_slow", r->beta_slow, 0)) ||
+        (st = mha__check_number(why, "rope.attention", r->attention, 0)) ||
+        (st = mha__check_number(why, "rope.low_freq", r->low_freq, 0)) ||
+        (st = mha__check_number(why, "rope.high_freq", r->high_freq, 0)))
+        return st;
+    if (r->base == 0.0f) r->base = 10000.0f;
+    if (r->factor == 0.0f) r->factor = 1.0f;
+    if (r->beta_fast == 0.0f) r->beta_fast = 32.0f;
+    if (r->beta_slow == 0.0f) r->beta_slow = 1.0f;
+    if (r->attention == 0.0f) r->attention = (float)(0.1 * log((double)r->factor) + 1.0);
+    if (r->low_freq == 0.0f) r->low_freq = 1.0f;
+    if (r->high_freq == 0.0f) r->high_freq = 4.0f;
+    if ((r->scaling == MHA_ROPE_YARN || r->scaling == MHA_ROPE_LLAMA3) && r->original == 0)
+        return mha__fail(why, MHA_ERR_VALUE, "rope.original is 0; this rope.scaling needs it", "",
+                         0, 0);
+    if ((r->scaling == MHA_ROPE_YARN && !(r->base > 1.0f)) ||
+        (r->scaling == MHA_ROPE_LLAMA3 && !(r->high_freq > r->low_freq)) ||
+        (r->scaling == MHA_ROPE_NTK && r->width == 2))
+        return mha__fail(why, MHA_ERR_VALUE,
+                         "this rope.scaling needs rope.base above 1, rope.high_freq above "
+                         "rope.low_freq, or rope.width above 2",
+                         "", 0, 0);
+    return MHA_OK;
+}
+
+MHA_API mha_status mha_rotate(const mha_rope *rope, int batch, int heads, int seq, int d, float *x,
+                              mha_stride stride, const int *positions)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    ptrdiff_t b, h, t;
+    mha_status st;
+    mha_rope r;
+    int i;
+    if (!rope) return MHA_ERR_NULL;
+    if (batch < 0 || heads < 1 || seq < 0 || d < 1) return MHA_ERR_SIZE;
+    r = *rope;
+    if ((st = mha__rope_resolve(&w, &r, d)) ||
+        (st = mha__check_tensor(&w, "x", x, 1, batch, heads, seq, d)) ||
+        (st = mha__check_ints(&w, "positions", positions)))
+        return st;
+    if (r.layout == MHA_ROPE_NONE || batch == 0 || seq == 0) return MHA_OK;
+    stride = mha__stride_or(stride, heads, seq, d);
+    for (i = 0; i < r.width / 2; i++) { /* one pair of all rows after the other: no table needed */
+        mha_rope pair = r;
+        double freq = mha__rope_freq(&r, i);
+        int at = r.layout == MHA_ROPE_HALF ? i : 2 * i;
+        int other = r.layout == MHA_ROPE_HALF ? r.width / 2 : 1;
+        pair.width = 2;
+        pair.layout = MHA_ROPE_INTERLEAVED;
+        for (b = 0; b < batch; b++)
+            for (t = 0; t < seq; t++) {
+                float table[2], two[2];
+                mha__rope_table(&pair, &freq, positions ? (long)positions[b * seq + t] : (long)t,
+                                table);
+                for (h = 0; h < heads; h++) {
+                    float *p = x + mha__at(&stride, NULL, b, h, t) + at;
+                    two[0] = p[0], two[1] = p[other];
+                    mha__rope_row(&pair, table, two);
+                    p[0] = two[0], p[other] = two[1];
+                }
+            }
+    }
+    return MHA_OK;
+}
+
+MHA_API mha_status mha_alibi_slopes(int heads, float *slopes)
+{
+    int n = 1, i;
+    if (heads < 1) return MHA_ERR_SIZE;
+    if (!slopes) return MHA_ERR_NULL;
+    if ((uintptr_t)slopes % sizeof(float) != 0) return MHA_ERR_ALIGN;
+    while (n <= heads / 2) n *= 2;
+    for (i = 0; i < heads; i++) /* of n heads, then every other one of 2n */
+        slopes[i] = (float)pow(2.0, i < n ? -8.0 * (i + 1) / n : -4.0 * (2 * (i - n) + 1) / n);
+    return MHA_OK;
+}
+
+MHA_API mha_status mha_convert(mha_type from_type, const void *from, mha_type to_type, void *to,
+                               size_t n)
+{
+    size_t i;
+    if ((int)from_type < 0 || (int)from_type > (int)MHA_BF16 || (int)to_type < 0 ||
+        (int)to_type > (int)MHA_BF16)
+        return MHA_ERR_ENUM;
+    if (n == 0) return MHA_OK;
+    if (!from || !to) return MHA_ERR_NULL;
+    if ((uintptr_t)from % mha__type_size(from_type) || (uintptr_t)to % mha__type_size(to_type))
+        return MHA_ERR_ALIGN;
+    for (i = 0; i < n; i++) {
+        float x = from_type == MHA_F32   ? ((const float *)from)[i]
+                  : from_type == MHA_F16 ? mha__from_f16(((const uint16_t *)from)[i])
+                                         : mha__from_bf16(((const uint16_t *)from)[i]);
+        mha__put(to_type, to, (ptrdiff_t)i, x, 0.0f);
+    }
+    return MHA_OK;
+}
 
 /* Validates; r becomes *cfg with every default filled in. */
 static mha_status mha__config_resolve(mha__why *why, const mha_config *cfg, mha_config *r)
@@ -2950,8 +4572,18 @@ static mha_status mha__config_resolve(mha__why *why, const mha_config *cfg, mha_
                                &r->d_v)) ||
         (st = mha__check_size(why, "d_source", r->d_source, 0)) ||
         (st = mha__check_size(why, "d_source_v", r->d_source_v, 0)) ||
-        (st = mha__check_scale(why, r->scale)) || (st = mha__check_isa(why, r->isa)))
+        (st = mha__check_scale(why, r->scale)) || (st = mha__check_isa(why, r->isa)) ||
+        (st = mha__rope_resolve(why, &r->rope, r->d_k)) ||
+        (st = mha__check_softcap(why, r->softcap)) ||
+        (st = mha__check_flag(why, "alibi", r->alibi)) ||
+        (st = mha__check_number(why, "norm_eps", r->norm_eps, 0)) ||
+        (st = mha__check_flag(why, "zero_attn", r->zero_attn)) ||
+        (st = mha__check_type(why, "weight_type", r->weight_type)))
         return st;
+    if ((int)r->qk_norm < (int)MHA_NORM_NONE || (int)r->qk_norm > (int)MHA_NORM_LAYER)
+        return mha__fail(why, MHA_ERR_ENUM, "qk_norm is #, which is no mha_norm", "",
+                         (int)r->qk_norm, 0);
+    if (r->norm_eps == 0.0f) r->norm_eps = 1e-6f;
     if (r->d_source == 0) r->d_source = r->d_model;
     if (r->d_source_v == 0) r->d_source_v = r->d_source;
     if (r->scale == 0.0f) r->scale = (float)(1.0 / sqrt((double)r->d_k));
@@ -2962,23 +4594,59 @@ static mha_status mha__config_resolve(mha__why *why, const mha_config *cfg, mha_
 /* Where the packed weights lie in a layer's memory. */
 typedef struct mha__layer_plan {
     mha__matrix mat[4];
-    size_t w[4], b[4], total;
+    size_t w[4], b[4], scale[4], freq, extra, total;
 } mha__layer_plan;
+
+/* The small arrays of weights beside the matrices: array i, its name, how many floats it has. */
+static const float *mha__extra(const mha_config *c, const mha_weights *w, int i, const char **name,
+                               size_t *n)
+{
+    static const char *const names[9] = { "weights.alibi",       "weights.sink",
+                                          "weights.sink_value",  "weights.q_norm",
+                                          "weights.k_norm",      "weights.q_norm_bias",
+                                          "weights.k_norm_bias", "weights.bias_k",
+                                          "weights.bias_v" };
+    const float *p[9];
+    memset(p, 0, sizeof p);
+    if (w) {
+        p[0] = w->alibi, p[1] = w->sink, p[2] = w->sink_value, p[3] = w->q_norm, p[4] = w->k_norm;
+        p[5] = w->q_norm_bias, p[6] = w->k_norm_bias, p[7] = w->bias_k, p[8] = w->bias_v;
+    }
+    *name = names[i];
+    *n = i < 2    ? (size_t)c->n_heads
+         : i == 2 ? mha__mul((size_t)c->n_heads, (size_t)c->d_v)
+         : i < 7  ? (size_t)c->d_k
+                  : mha__mul((size_t)c->n_kv_heads, (size_t)(i == 7 ? c->d_k : c->d_v));
+    return p[i];
+}
 
 static mha_status mha__layer_plan_make(mha__why *why, const mha_config *r, mha__layer_plan *plan)
 {
-    size_t concat = mha__mul((size_t)r->n_heads, (size_t)r->d_v);
+    size_t concat = mha__mul((size_t)r->n_heads, (size_t)r->d_v), n;
+    mha_type type = r->weight_type;
+    const char *name;
     int i;
     plan->total = 0;
     mha__take(&plan->total, sizeof(mha_layer));
+    plan->freq = mha__take(&plan->total, mha__mul((size_t)r->rope.width / 2, sizeof(double)));
+    plan->extra = plan->total;
+    for (i = 0; i < 9; i++) {
+        mha__extra(r, NULL, i, &name, &n);
+        mha__take(&plan->total, mha__mul(n, sizeof(float)));
+    }
     if (concat <= MHA__BIGGEST / sizeof(float)) {
-        plan->mat[0] = mha__matrix_make(r->d_model, r->n_heads, r->d_k);
-        plan->mat[1] = mha__matrix_make(r->d_source, r->n_kv_heads, r->d_k);
-        plan->mat[2] = mha__matrix_make(r->d_source_v, r->n_kv_heads, r->d_v);
-        plan->mat[3] = mha__matrix_make((ptrdiff_t)concat, 1, r->d_model);
+        plan->mat[0] = mha__matrix_make(type, r->d_model, r->n_heads, r->d_k);
+        plan->mat[1] = mha__matrix_make(type, r->d_source, r->n_kv_heads, r->d_k);
+        plan->mat[2] = mha__matrix_make(type, r->d_source_v, r->n_kv_heads, r->d_v);
+        plan->mat[3] = mha__matrix_make(type, (ptrdiff_t)concat, 1, r->d_model);
         for (i = 0; i < 4; i++) {
-            plan->w[i] = mha__take(&plan->total, mha__matrix_bytes(&plan->mat[i], plan->mat[i].in));
-            plan->b[i] = mha__take(&plan->total, mha__matrix_bytes(&plan->mat[i], 1));
+            const mha__matrix *m = &plan->mat[i];
+            n = mha__matrix_numbers(m, 1);
+            plan->w[i] = mha__take(&plan->total,
+                                   mha__mul(mha__matrix_numbers(m, m->in), mha__type_size(type)));
+            plan->b[i] = mha__take(&plan->total, mha__mul(n, sizeof(float)));
+            plan->scale[i] =
+                mha__take(&plan->total, type == MHA_INT8 ? mha__mul(n, sizeof(float)) : 0);
         }
         plan->total = mha__add(plan->total, 63);
         if (plan->total <= MHA__BIGGEST) return MHA_OK;
@@ -3024,6 +4692,22 @@ static mha_status mha__weights_check(mha__why *why, const mha_config *cfg, const
     for (i = 0; i < 9; i++)
         if ((st = mha__check_floats(why, name[i], p[i], i == 3 || (i < 3 && !w->qkv))) != MHA_OK)
             return st;
+    for (i = 0; i < 9; i++) {
+        const char *extra;
+        size_t n;
+        const float *at = mha__extra(cfg, w, i, &extra, &n);
+        if ((st = mha__check_floats(why, extra, at, 0)) != MHA_OK) return st;
+        if (at &&
+            ((i == 0 && !cfg->alibi) || (i == 2 && !w->sink) || (i > 2 && i < 7 && !cfg->qk_norm) ||
+             (i > 4 && i < 7 && cfg->qk_norm == MHA_NORM_RMS) || (i == 7 && !w->bias_v) ||
+             (i == 8 && !w->bias_k)))
+            return mha__fail(why, MHA_ERR_CONFLICT,
+                             i == 0   ? "@ is given but alibi of the config is 0"
+                             : i == 2 ? "@ is given but weights.sink is null"
+                             : i < 7  ? "@ is given but qk_norm of the config has no use for it"
+                                      : "@ is given: weights.bias_k and weights.bias_v go together",
+                             extra, 0, 0);
+    }
     return mha__check_floats(why, "weights.b_qkv", w->b_qkv, 0);
 }
 
@@ -3066,7 +4750,9 @@ static mha_layer *mha__layer_fill(void *buffer, const mha_config *r, const mha__
     mha_layer *layer = (mha_layer *)(void *)base;
     ptrdiff_t nq = (ptrdiff_t)r->n_heads * r->d_k, nk = (ptrdiff_t)r->n_kv_heads * r->d_k;
     ptrdiff_t nv = (ptrdiff_t)r->n_kv_heads * r->d_v, out[4], skip[4], ld;
-    const float *src[4], *bias[4];
+    const float *src[4], *bias[4], *extra[9];
+    double *freq = (double *)(void *)(base + plan->freq);
+    size_t n, at;
     int i;
     out[0] = nq, out[1] = nk, out[2] = nv, out[3] = r->d_model;
     skip[0] = 0, skip[1] = nq, skip[2] = nq + nk, skip[3] = 0; /* in the fused matrix */
@@ -3075,21 +4761,45 @@ static mha_layer *mha__layer_fill(void *buffer, const mha_config *r, const mha__
     layer->cfg = *r;
     layer->kern = mha__kernels_for(r->isa);
     layer->owned = NULL;
+    for (i = 0; i < r->rope.width / 2; i++) freq[i] = mha__rope_freq(&r->rope, i);
+    layer->freq = freq;
+    for (i = 0, at = plan->extra; i < 9; i++) {
+        const char *name;
+        const float *from = mha__extra(r, w, i, &name, &n);
+        float *to = (float *)(void *)(base + mha__take(&at, n * sizeof(float)));
+        extra[i] = from ? to : NULL;
+        if (from) memcpy(to, from, n * sizeof(float));
+        if (i == 0 && r->alibi && !from) {
+            mha_alibi_slopes(r->n_heads, to);
+            extra[i] = to;
+        }
+    }
+    layer->alibi = extra[0];
+    layer->sink = extra[1];
+    layer->sink_value = extra[2];
+    layer->norm[0] = extra[3];
+    layer->norm[1] = extra[4];
+    layer->norm_bias[0] = extra[5];
+    layer->norm_bias[1] = extra[6];
+    layer->bias_k = extra[7];
+    layer->bias_v = extra[8];
     for (i = 0; i < 4; i++) {
         mha__matrix *m = &layer->mat[i];
-        float *pw = (float *)(void *)(base + plan->w[i]),
-              *pb = (float *)(void *)(base + plan->b[i]);
+        void *pw = base + plan->w[i];
+        float *pb = (float *)(void *)(base + plan->b[i]);
+        float *ps = r->weight_type == MHA_INT8 ? (float *)(void *)(base + plan->scale[i]) : NULL;
         int fused = i < 3 && w->qkv;
         *m = plan->mat[i];
         m->w = pw;
         m->b = pb;
+        m->scale = ps;
         if (i < 3 && w->b_qkv) bias[i] = w->b_qkv + skip[i];
         if (w->layout == MHA_IN_OUT) {
             ld = fused ? nq + nk + nv : out[i];
-            mha__matrix_pack(m, pw, pb, fused ? w->qkv + skip[i] : src[i], ld, 1, bias[i]);
+            mha__matrix_pack(m, pw, pb, ps, fused ? w->qkv + skip[i] : src[i], ld, 1, bias[i]);
         } else {
             ld = m->in;
-            mha__matrix_pack(m, pw, pb, fused ? w->qkv + skip[i] * ld : src[i], 1, ld, bias[i]);
+            mha__matrix_pack(m, pw, pb, ps, fused ? w->qkv + skip[i] * ld : src[i], 1, ld, bias[i]);
         }
     }
     return layer;
@@ -3142,79 +4852,95 @@ MHA_API const mha_config *mha_layer_config(const mha_layer *layer)
 
 /* Where everything lies in a cache's memory. */
 typedef struct mha__cache_plan {
-    size_t length, k, v, total;
+    size_t length, part[4], total;
 } mha__cache_plan;
 
-static mha_status mha__cache_plan_make(const mha_layer *layer, int batch, int capacity,
-                                       mha__cache_plan *plan)
+/* Validates; c becomes the cache, but for its pointers. */
+static mha_status mha__cache_plan_make(const mha_layer *layer, const mha_cache_config *cfg,
+                                       mha_cache *c, mha__cache_plan *plan)
 {
-    const mha_config *c;
-    if (!layer) return MHA_ERR_NULL;
-    if (batch < 1 || capacity < 1) return MHA_ERR_SIZE;
-    c = &layer->cfg;
+    mha__why why = mha__why_make(NULL, 0);
+    mha_status st;
+    int i;
+    memset(c, 0, sizeof *c);
+    if (!layer || !cfg) return MHA_ERR_NULL;
+    if (cfg->batch < 1 || cfg->capacity < 1) return MHA_ERR_SIZE;
+    if ((st = mha__check_flag(&why, "ring", cfg->ring)) ||
+        (st = mha__check_type(&why, "type", cfg->type)))
+        return st;
+    if (cfg->ring && cfg->capacity > INT_MAX - MHA__KEYS) return MHA_ERR_OVERFLOW;
+    c->cfg = *cfg;
+    c->kv_heads = layer->cfg.n_kv_heads;
+    c->d_k = layer->cfg.d_k;
+    c->d_v = layer->cfg.d_v;
+    c->places =
+        cfg->ring ? (int)(mha__div_up(cfg->capacity, MHA__KEYS) * MHA__KEYS) : cfg->capacity;
     plan->total = 0;
     mha__take(&plan->total, sizeof(mha_cache));
-    plan->length = mha__take(&plan->total, mha__mul((size_t)batch, sizeof(int)));
-    plan->k = mha__take(&plan->total, mha__keys_bytes(batch, c->n_kv_heads, capacity, c->d_k));
-    plan->v = mha__take(&plan->total, mha__values_bytes(batch, c->n_kv_heads, capacity, c->d_v));
+    plan->length = mha__take(&plan->total, mha__mul((size_t)cfg->batch, 3 * sizeof(int)));
+    for (i = 0; i < 4; i++)
+        plan->part[i] =
+            mha__take(&plan->total, mha__mul(mha__cache_part(c, i), (size_t)cfg->batch));
     plan->total = mha__add(plan->total, 63);
     return plan->total > MHA__BIGGEST ? MHA_ERR_OVERFLOW : MHA_OK;
 }
 
-static mha_cache *mha__cache_fill(void *buffer, const mha_layer *layer, int batch, int capacity,
-                                  const mha__cache_plan *plan)
+static mha_cache *mha__cache_fill(void *buffer, const mha_cache *made, const mha__cache_plan *plan)
 {
     char *base = mha__align(buffer);
-    mha_cache *cache = (mha_cache *)(void *)base;
-    cache->batch = batch;
-    cache->capacity = capacity;
-    cache->kv_heads = layer->cfg.n_kv_heads;
-    cache->d_k = layer->cfg.d_k;
-    cache->d_v = layer->cfg.d_v;
-    cache->length = (int *)(void *)(base + plan->length);
-    cache->k = (float *)(void *)(base + plan->k);
-    cache->v = (float *)(void *)(base + plan->v);
-    cache->owned = NULL;
-    memset(cache->length, 0, (size_t)batch * sizeof(int));
-    return cache;
+    mha_cache *c = (mha_cache *)(void *)base;
+    *c = *made;
+    c->length = (int *)(void *)(base + plan->length);
+    c->floor = c->length + c->cfg.batch;
+    c->mark = c->floor + c->cfg.batch;
+    c->k = base + plan->part[0];
+    c->v = base + plan->part[1];
+    c->k_scale = (float *)(void *)(base + plan->part[2]);
+    c->v_scale = (float *)(void *)(base + plan->part[3]);
+    memset(c->length, 0, (size_t)c->cfg.batch * 3 * sizeof(int));
+    return c;
 }
 
-MHA_API mha_status mha_cache_size(const mha_layer *layer, int batch, int capacity, size_t *bytes)
+MHA_API mha_status mha_cache_size(const mha_layer *layer, const mha_cache_config *cfg,
+                                  size_t *bytes)
 {
+    mha_cache made;
     mha__cache_plan plan;
-    mha_status st = mha__cache_plan_make(layer, batch, capacity, &plan);
+    mha_status st = mha__cache_plan_make(layer, cfg, &made, &plan);
     if (!bytes) return MHA_ERR_NULL;
     if (st == MHA_OK) *bytes = plan.total;
     return st;
 }
 
 MHA_API mha_status mha_cache_init(mha_cache **cache, void *buffer, size_t bytes,
-                                  const mha_layer *layer, int batch, int capacity)
+                                  const mha_layer *layer, const mha_cache_config *cfg)
 {
+    mha_cache made;
     mha__cache_plan plan;
     mha_status st;
     if (!cache) return MHA_ERR_NULL;
     *cache = NULL;
-    if ((st = mha__cache_plan_make(layer, batch, capacity, &plan)) != MHA_OK) return st;
+    if ((st = mha__cache_plan_make(layer, cfg, &made, &plan)) != MHA_OK) return st;
     if (!buffer) return MHA_ERR_NULL;
     if (bytes < plan.total) return MHA_ERR_BUFFER;
-    *cache = mha__cache_fill(buffer, layer, batch, capacity, &plan);
+    *cache = mha__cache_fill(buffer, &made, &plan);
     return MHA_OK;
 }
 
 #ifndef MHA_NO_MALLOC
-MHA_API mha_status mha_cache_create(mha_cache **cache, const mha_layer *layer, int batch,
-                                    int capacity)
+MHA_API mha_status mha_cache_create(mha_cache **cache, const mha_layer *layer,
+                                    const mha_cache_config *cfg)
 {
+    mha_cache made;
     mha__cache_plan plan;
     mha_status st;
     void *buffer;
     if (!cache) return MHA_ERR_NULL;
     *cache = NULL;
-    if ((st = mha__cache_plan_make(layer, batch, capacity, &plan)) != MHA_OK) return st;
+    if ((st = mha__cache_plan_make(layer, cfg, &made, &plan)) != MHA_OK) return st;
     buffer = MHA_MALLOC(plan.total);
     if (!buffer) return MHA_ERR_MEMORY;
-    *cache = mha__cache_fill(buffer, layer, batch, capacity, &plan);
+    *cache = mha__cache_fill(buffer, &made, &plan);
     (*cache)->owned = buffer;
     return MHA_OK;
 }
@@ -3225,13 +4951,22 @@ MHA_API void mha_cache_free(mha_cache *cache)
     if (cache) mha__close(cache->owned);
 }
 
-/* A cache in args: whether it fits, and S. */
-static mha_status mha__check_cache(mha__why *why, const mha_config *c, mha_args *r)
+/* What the entry points of a layer require of args. */
+enum { MHA__X = 1, MHA__Y = 2, MHA__WORK = 4, MHA__APPEND = 8 };
+
+/* Tokens that the call brings for sequence b: cu_k, kt of d describe them. */
+static ptrdiff_t mha__brought(const mha_args *r, const mha__dims *d, ptrdiff_t b)
+{
+    return r->cache_only ? 0 : mha__length(r->cu_source, d->kt, b);
+}
+
+/* A cache in args: whether it fits, and S. d holds the lengths of x and of what is appended. */
+static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha_args *r,
+                                   mha__dims *d, int need)
 {
     const mha_cache *cache = r->cache;
-    int b, longest = 0;
-    if (r->source || r->source_v)
-        return mha__fail(why, MHA_ERR_CONFLICT, "cache and source are both set", "", 0, 0);
+    ptrdiff_t longest = 0, first;
+    int b;
     if (r->mask.key_len)
         return mha__fail(why, MHA_ERR_CONFLICT,
                          "cache and mask.key_len are both set: the lengths are the cache's", "", 0,
@@ -3239,93 +4974,152 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, mha_args 
     if (r->mask.causal == MHA_CAUSAL_UPPER_LEFT)
         return mha__fail(why, MHA_ERR_CONFLICT,
                          "with a cache positions count from its start: use MHA_CAUSAL", "", 0, 0);
-    if (cache->batch != r->batch)
+    if (cache->cfg.batch != r->batch)
         return mha__fail(why, MHA_ERR_CONFLICT, "batch is # but the cache has # sequences", "",
-                         r->batch, cache->batch);
+                         r->batch, cache->cfg.batch);
     if (cache->kv_heads != c->n_kv_heads || cache->d_k != c->d_k || cache->d_v != c->d_v)
         return mha__fail(why, MHA_ERR_CONFLICT,
                          "the cache is for a layer with other n_kv_heads, d_k or d_v", "", 0, 0);
-    for (b = 0; b < cache->batch; b++) {
-        if (r->seq > cache->capacity - cache->length[b]) {
-            mha__fail(why, MHA_ERR_FULL, "# more tokens do not fit: sequence # ", "", r->seq, b);
-            return mha__fail(why, MHA_ERR_FULL, "of the cache holds # of #", "", cache->length[b],
-                             cache->capacity);
-        }
-        if (cache->length[b] > longest) longest = cache->length[b];
-    }
-    longest += r->seq;
-    if (r->source_seq != 0 && r->source_seq != longest)
+    if (cache->cfg.ring && !(need & MHA__APPEND) && (!r->mask.windowed || r->mask.left < 0))
         return mha__fail(why, MHA_ERR_CONFLICT,
-                         "source_seq is #; with this cache it is 0 or the longest length, #", "",
-                         r->source_seq, longest);
-    r->source_seq = longest;
-    return MHA_OK;
+                         "the cache is a ring: it needs mask.windowed and mask.left", "", 0, 0);
+    for (b = 0; b < r->batch; b++) {
+        ptrdiff_t more = mha__brought(r, d, b), had = cache->length[b], room, asked, left;
+        room = (cache->cfg.ring ? INT_MAX : cache->cfg.capacity) - had;
+        if (more > room) {
+            mha__fail(why, MHA_ERR_FULL, "# more tokens do not fit: sequence # ", "", more, b);
+            return mha__fail(why, MHA_ERR_FULL, "of the cache holds # of #", "", had,
+                             cache->cfg.capacity);
+        }
+        longest = mha__max(longest, had + more);
+        asked = need & MHA__APPEND ? more : mha__length(r->cu_seq, d->seq, b);
+        left = need & MHA__APPEND ? 0 : r->mask.left;
+        if (!cache->cfg.ring || asked == 0) continue;
+        if (asked > cache->cfg.capacity || left > cache->cfg.capacity - asked) {
+            mha__fail(why, MHA_ERR_SIZE, "a window of # and # new tokens", "", left, asked);
+            return mha__fail(why, MHA_ERR_SIZE,
+                             " need a ring of capacity #, but that of the cache is #", "",
+                             (long long)left + asked, cache->cfg.capacity);
+        }
+        first = mha__max(had + more - asked - left, 0); /* position that is seen */
+        if (!(need & MHA__APPEND) && first < cache->floor[b]) {
+            mha__fail(why, MHA_ERR_CONFLICT, "sequence # was cut back to #, ", "", b, had);
+            return mha__fail(why, MHA_ERR_CONFLICT,
+                             "and the ring no longer holds its position #, which the window sees",
+                             "", first, 0);
+        }
+    }
+    d->keys = longest;
+    if ((need & MHA__APPEND) || r->source_seq == 0 || r->source_seq == longest) return MHA_OK;
+    return mha__fail(why, MHA_ERR_CONFLICT,
+                     "source_seq is #; with this cache it is 0 or the longest length, #", "",
+                     r->source_seq, longest);
 }
 
-/* What the entry points of a layer require of args. */
-enum { MHA__X = 1, MHA__Y = 2, MHA__WORK = 4 };
-
-/* Validates; r becomes *args with every default filled in (source and source_v too). */
+/* Validates; r becomes *args with every default filled in: source and source_v are where keys and
+   values come from, and cu_source is theirs. */
 static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const mha_args *args,
-                                    mha_args *r, mha__plan *plan, int need)
+                                    mha_args *r, mha__dims *d, mha__plan *plan, int need)
 {
     const mha_config *c;
-    size_t scratch = 0, s;
+    size_t lane = 0, n;
     mha_status st;
-    int i, fresh;                  /* keys projected in this call */
-    memset(plan, 0, sizeof *plan); /* or gcc 12 fears that it is used on errors */
+    int i, turned, compact, kv, keys_from_x, need_k;
+    memset(plan, 0, sizeof *plan); /* or gcc 12 fears that they are used on errors */
+    memset(d, 0, sizeof *d);
     if (!layer) return mha__fail(why, MHA_ERR_NULL, "layer is null", "", 0, 0);
     if (!args) return mha__fail(why, MHA_ERR_NULL, "args is null", "", 0, 0);
     c = &layer->cfg;
     *r = *args;
     if ((st = mha__check_size(why, "batch", r->batch, 0)) ||
         (st = mha__check_size(why, "seq", r->seq, 0)) ||
-        (st = mha__check_size(why, "source_seq", r->source_seq, 0)))
+        (st = mha__check_size(why, "source_seq", r->source_seq, 0)) ||
+        (st = mha__check_flag(why, "cache_only", r->cache_only)) ||
+        (st = mha__check_cu(why, "cu_seq", r->cu_seq, r->batch, "seq", r->seq, &d->qb, &d->qt,
+                            &d->seq)) ||
+        (st = mha__check_ints(why, "positions", r->positions)) ||
+        (st = mha__check_ints(why, "source_positions", r->source_positions)))
         return st;
-    if (r->cache && (st = mha__check_cache(why, c, r)) != MHA_OK) return st;
-    if (!r->source) {
-        if (r->source_v)
-            return mha__fail(why, MHA_ERR_CONFLICT, "source_v is given but source is null", "", 0,
+    if (r->cache_only && !r->cache)
+        return mha__fail(why, MHA_ERR_CONFLICT, "cache_only is 1 but cache is null", "", 0, 0);
+    if (r->cache && r->source && !(need & MHA__APPEND))
+        return mha__fail(why, MHA_ERR_CONFLICT, "cache and source are both set", "", 0, 0);
+    if (!r->source && r->source_v)
+        return mha__fail(why, MHA_ERR_CONFLICT, "source_v is given but source is null", "", 0, 0);
+    keys_from_x = !r->source;
+    need_k = (need & MHA__X) && !r->cache_only;
+    if (keys_from_x) {
+        if (r->cu_source)
+            return mha__fail(why, MHA_ERR_CONFLICT, "cu_source is given but source is null", "", 0,
                              0);
-        if (!r->cache && r->source_seq != 0 && r->source_seq != r->seq)
+        if (!r->cache && r->source_seq != 0 && r->source_seq != d->qt)
             return mha__fail(why, MHA_ERR_CONFLICT,
                              "source_seq is # but source is null: keys come from x, of seq #", "",
-                             r->source_seq, r->seq);
-        if ((need & MHA__X) && c->d_source != c->d_model)
+                             r->source_seq, d->qt);
+        if (need_k && c->d_source != c->d_model)
             return mha__fail(why, MHA_ERR_NULL, "source is null but d_source # is not d_model #",
                              "", c->d_source, c->d_model);
-        if (!r->cache) r->source_seq = r->seq;
         r->source = r->x;
+        r->cu_source = r->cu_seq;
+        r->source_positions = r->positions;
+        d->kb = d->qb;
+        d->kt = d->qt;
+        d->keys = d->seq;
+    } else if ((st = mha__check_cu(why, "cu_source", r->cu_source, r->batch, "source_seq",
+                                   r->source_seq, &d->kb, &d->kt, &d->keys)) != MHA_OK) {
+        return st;
     }
     if (!r->source_v) {
-        if ((need & MHA__X) && c->d_source_v != c->d_source)
+        if (need_k && c->d_source_v != c->d_source)
             return mha__fail(why, MHA_ERR_NULL,
                              "source_v is null but d_source_v # is not d_source #", "",
                              c->d_source_v, c->d_source);
         r->source_v = r->source;
     }
-    fresh = r->cache ? r->seq : r->source_seq;
-    if ((st = mha__check_tensor(why, "x", r->x, need & MHA__X, r->batch, r->seq, c->d_model, 1)) ||
-        (st = mha__check_tensor(why, "source", r->source, need & MHA__X, r->batch, fresh,
-                                c->d_source, 1)) ||
-        (st = mha__check_tensor(why, "source_v", r->source_v, need & MHA__X, r->batch, fresh,
-                                c->d_source_v, 1)) ||
-        (st = mha__check_tensor(why, "y", r->y, need & MHA__Y, r->batch, r->seq, c->d_model, 1)) ||
-        (st = mha__check_common(why, &r->mask, r->attn, r->attn_mean, r->lse, &r->parallel,
-                                r->batch, c->n_heads, r->seq, r->source_seq, need)))
+    if (r->cache && (st = mha__check_cache(why, c, r, d, need)) != MHA_OK) return st;
+    if (r->cache_only) d->kt = 0;
+    if ((st = mha__check_tensor(why, "x", r->x,
+                                (need & MHA__X) && (keys_from_x || !(need & MHA__APPEND)), d->qb,
+                                d->qt, c->d_model, 1)) ||
+        (st = mha__check_tensor(why, "source", r->source, need_k, d->kb, d->kt, c->d_source, 1)) ||
+        (st = mha__check_tensor(why, "source_v", r->source_v, need_k, d->kb, d->kt, c->d_source_v,
+                                1)) ||
+        (st = mha__check_tensor(why, "y", r->y, need & MHA__Y, d->qb, d->qt, c->d_model, 1)) ||
+        (st = mha__check_common(why, &r->mask, r->gate, r->attn, r->attn_mean, r->lse, &r->parallel,
+                                r->batch, c->n_heads, d, need)))
         return st;
-    r->mask = mha__mask_resolve(&r->mask, r->source_seq);
-    for (i = 0; i < 4; i++) {
-        s = mha__project_scratch(layer->kern,
-                                 mha__mul((size_t)r->batch, (size_t)(i % 3 ? fresh : r->seq)),
-                                 layer->mat[i].in);
-        if (s > scratch) scratch = s;
+    r->mask = mha__mask_resolve(&r->mask, d->keys);
+    r->gate_stride = mha__gate_resolve(r->gate_stride);
+
+    if (!(need & MHA__X) &&
+        (need & MHA__Y)) { /* mha_project_out: a part of what mha_forward needs */
+        mha__take(&plan->lane,
+                  mha__project_scratch(layer->kern, mha__mul((size_t)d->qb, (size_t)d->qt),
+                                       layer->mat[3].in, c->weight_type));
+        n = (size_t)(r->parallel.threads > 1 ? r->parallel.threads : 1);
+        plan->scratch = mha__take(&plan->total, mha__mul(plan->lane, n));
+        plan->total = mha__add(plan->total, 63);
+        return mha__check_workspace(why, r->workspace, r->workspace_size, plan->total);
     }
-    *plan = mha__plan_make(layer->kern, r->batch, c->n_heads, c->n_kv_heads, r->seq, r->source_seq,
-                           c->d_k, c->d_v, r->attn || r->attn_mean, r->parallel.threads,
-                           r->cache ? MHA__KV_CACHED : MHA__KV_SHARED,
-                           mha__floats(r->batch, c->n_heads, r->seq, c->d_k),
-                           mha__floats(r->batch, c->n_heads, r->seq, c->d_v), scratch);
+    turned = c->rope.layout || c->qk_norm;
+    compact = r->cache && r->cache->cfg.type != MHA_F32;
+    kv = compact ? MHA__KV_COMPACT : r->cache ? MHA__KV_CACHED : MHA__KV_SHARED;
+    plan->q = mha__take(&plan->total, mha__floats(d->qb, c->n_heads, d->qt, c->d_k));
+    plan->o = mha__take(&plan->total, mha__floats(d->qb, c->n_heads, d->qt, c->d_v));
+    plan->stage_k = mha__take(
+        &plan->total, turned || compact ? mha__floats(d->kb, c->n_kv_heads, d->kt, c->d_k) : 0);
+    plan->stage_v =
+        mha__take(&plan->total, compact ? mha__floats(d->kb, c->n_kv_heads, d->kt, c->d_v) : 0);
+    for (i = 0; i < 4; i++) {
+        size_t rows =
+            i % 3 ? mha__mul((size_t)d->kb, (size_t)d->kt) : mha__mul((size_t)d->qb, (size_t)d->qt);
+        n = mha__project_scratch(layer->kern, rows, layer->mat[i].in, c->weight_type);
+        if (n > lane) lane = n;
+    }
+    n = mha__floats(c->rope.width, 1, 1, 1);
+    if (n > lane) lane = n;
+    mha__plan_attend(plan, layer->kern, r->batch, c->n_heads, c->n_kv_heads, d, r->cu_source,
+                     c->d_k, c->d_v, r->attn || r->attn_mean, r->parallel.threads, kv, lane);
     if (need & MHA__WORK)
         return mha__check_workspace(why, r->workspace, r->workspace_size, plan->total);
     return plan->total > MHA__BIGGEST ? mha__check_workspace(why, NULL, 0, plan->total) : MHA_OK;
@@ -3336,45 +5130,51 @@ MHA_API mha_status mha_forward_check(const mha_layer *layer, const mha_args *arg
 {
     mha__why w = mha__why_make(why, why_size);
     mha_args r;
+    mha__dims d;
     mha__plan plan;
-    return mha__args_resolve(&w, layer, args, &r, &plan, MHA__X | MHA__Y | MHA__WORK);
+    return mha__args_resolve(&w, layer, args, &r, &d, &plan, MHA__X | MHA__Y | MHA__WORK);
 }
 
 MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes)
 {
     mha__why w = mha__why_make(NULL, 0);
     mha_args r;
+    mha__dims d;
     mha__plan plan;
     mha_status st;
     if (!bytes) return MHA_ERR_NULL;
-    st = mha__args_resolve(&w, layer, args, &r, &plan, 0);
+    /* with a cache and a source it can only be for mha_cache_append */
+    st = mha__args_resolve(&w, layer, args, &r, &d, &plan,
+                           args && args->cache && args->source ? MHA__APPEND : 0);
     if (st == MHA_OK) *bytes = plan.total;
     return st;
 }
 
 /* The projections of x, source and source_v; those that share an input share one product, so
    self-attention is one. A place without data is left out. */
-static void mha__project_all(const mha_layer *layer, const mha_args *r, const mha__place *to,
-                             char *scratch, size_t lane)
+static void mha__project_all(const mha_layer *layer, const mha_args *r, const mha__dims *d,
+                             const mha__place *to, char *scratch, size_t lane)
 {
     const float *in[3];
+    const int *cu[3];
     ptrdiff_t seq[3];
     int i, j, n;
     in[0] = r->x, in[1] = r->source, in[2] = r->source_v;
-    seq[0] = r->seq, seq[1] = seq[2] = r->cache ? r->seq : r->source_seq;
+    cu[0] = r->cu_seq, cu[1] = cu[2] = r->cu_source;
+    seq[0] = d->qt, seq[1] = seq[2] = d->kt;
     for (i = 0; i < 3; i = j) {
         const mha__matrix *mat[3];
         mha__place place[3];
-        for (j = i, n = 0;
-             j < 3 && in[j] == in[i] && seq[j] == seq[i] && layer->mat[j].in == layer->mat[i].in;
+        for (j = i, n = 0; j < 3 && in[j] == in[i] && cu[j] == cu[i] && seq[j] == seq[i] &&
+                           layer->mat[j].in == layer->mat[i].in;
              j++)
             if (to[j].data) {
                 mat[n] = &layer->mat[j];
                 place[n++] = to[j];
             }
         if (n && seq[i])
-            mha__project(layer->kern, in[i], r->batch, seq[i], n, mat, place, &r->parallel, scratch,
-                         lane);
+            mha__project(layer->kern, in[i], r->batch, seq[i], cu[i], n, mat, place, &r->parallel,
+                         scratch, lane);
     }
 }
 
@@ -3388,19 +5188,93 @@ static mha_stride mha__stride_make(ptrdiff_t batch, ptrdiff_t head, ptrdiff_t se
 }
 
 /* rows of heads side by side, [B,T,heads*d] */
-static mha__place mha__place_concat(const float *data, ptrdiff_t seq, ptrdiff_t heads, ptrdiff_t d)
+static mha__place mha__place_concat(const float *data, ptrdiff_t seq, ptrdiff_t heads, ptrdiff_t d,
+                                    const int *cu)
 {
     return mha__place_rows((float *)(uintptr_t)data,
-                           mha__stride_make(seq * heads * d, d, heads * d));
+                           mha__stride_make(seq * heads * d, d, heads * d), cu);
 }
 
-static void mha__project_o(const mha_layer *layer, const mha_args *r, const float *o, char *scratch,
-                           size_t lane)
+/* Norm and rotation of q (which = 0), k (1) or neither (2), which lie as rows at x, and their way
+   to the cache if to is not null. */
+static void mha__turn(const mha_layer *layer, const mha_args *r, const mha__dims *d, int which,
+                      const mha__place *x, const mha__place *to, char *scratch, size_t lane)
+{
+    const mha_config *c = &layer->cfg;
+    mha__rotate_job job;
+    memset(&job, 0, sizeof job);
+    job.kern = layer->kern;
+    job.batch = r->batch;
+    job.cu = which ? r->cu_source : r->cu_seq;
+    job.seq = which ? d->kt : d->seq;
+    job.heads = which ? c->n_kv_heads : c->n_heads;
+    job.d = which == 2 ? c->d_v : c->d_k;
+    job.x = *x;
+    if (to) job.to = *to;
+    if (which < 2) {
+        job.norm = c->qk_norm;
+        job.eps = c->norm_eps;
+        job.weight = layer->norm[which];
+        job.bias = layer->norm_bias[which];
+        job.rope = c->rope.layout ? &c->rope : NULL;
+        job.freq = layer->freq;
+        job.positions = which ? r->source_positions : r->positions;
+        job.past = r->cache && !r->cache_only ? r->cache->length : NULL;
+    }
+    if (job.cu && which) /* the longest of what is brought */
+        for (job.seq = 0, which = 0; which < r->batch; which++)
+            job.seq = mha__max(job.seq, mha__length(job.cu, 0, which));
+    mha__rotate(&job, &r->parallel, scratch, lane);
+}
+
+/* Keys and values of a call, from x or source to where attention reads them; and q if it is not
+   null. k, v: those places. */
+static void mha__make_qkv(const mha_layer *layer, const mha_args *r, const mha__dims *d,
+                          const mha__plan *plan, char *ws, float *q, const mha__place *k,
+                          const mha__place *v)
+{
+    const mha_config *c = &layer->cfg;
+    int turned = c->rope.layout || c->qk_norm, compact = k->type != MHA_F32;
+    char *scratch = ws + plan->scratch;
+    mha__place to[3];
+    memset(to, 0, sizeof to);
+    if (q)
+        to[0] = mha__place_rows(
+            q, mha__stride_make(c->n_heads * d->qt * c->d_k, d->qt * c->d_k, c->d_k), r->cu_seq);
+    if (!r->cache_only) {
+        to[1] = turned || compact ? mha__place_concat((float *)(void *)(ws + plan->stage_k), d->kt,
+                                                      c->n_kv_heads, c->d_k, r->cu_source)
+                                  : *k;
+        to[2] = compact ? mha__place_concat((float *)(void *)(ws + plan->stage_v), d->kt,
+                                            c->n_kv_heads, c->d_v, r->cu_source)
+                        : *v;
+    }
+    mha__project_all(layer, r, d, to, scratch, plan->lane);
+    if (q && turned) mha__turn(layer, r, d, 0, &to[0], NULL, scratch, plan->lane);
+    if (!r->cache_only && (turned || compact))
+        mha__turn(layer, r, d, 1, &to[1], k, scratch, plan->lane);
+    if (!r->cache_only && compact) mha__turn(layer, r, d, 2, &to[2], v, scratch, plan->lane);
+}
+
+/* The call's tokens now belong to the cache. */
+static void mha__cache_grow(const mha_args *r, const mha__dims *d)
+{
+    int b;
+    for (b = 0; b < r->batch; b++) {
+        r->cache->length[b] += (int)mha__brought(r, d, b);
+        if (r->cache->cfg.ring && r->cache->length[b] - r->cache->places > r->cache->floor[b])
+            r->cache->floor[b] = r->cache->length[b] - r->cache->places;
+    }
+}
+
+static void mha__project_o(const mha_layer *layer, const mha_args *r, const mha__dims *d,
+                           const float *o, char *scratch, size_t lane)
 {
     const mha__matrix *mat = &layer->mat[3];
-    mha__place to = mha__place_concat(r->y, r->seq, 1, layer->cfg.d_model);
-    if (r->seq)
-        mha__project(layer->kern, o, r->batch, r->seq, 1, &mat, &to, &r->parallel, scratch, lane);
+    ptrdiff_t rows = d->qb * d->qt;
+    mha__place to = mha__place_concat(r->y, rows, 1, layer->cfg.d_model, NULL);
+    if (rows)
+        mha__project(layer->kern, o, 1, rows, NULL, 1, &mat, &to, &r->parallel, scratch, lane);
 }
 
 MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
@@ -3408,15 +5282,14 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
     mha__why w = mha__why_make(NULL, 0);
     const mha_config *c;
     mha_args r;
+    mha__dims d;
     mha__plan plan;
     mha__attend_job job;
-    mha__place to[3];
     void *owned;
     char *ws;
     float *q, *o;
-    int i;
-    mha_status st = mha__args_resolve(&w, layer, args, &r, &plan, MHA__X | MHA__Y | MHA__WORK);
-    if (st != MHA_OK || r.batch == 0 || r.seq == 0) return st;
+    mha_status st = mha__args_resolve(&w, layer, args, &r, &d, &plan, MHA__X | MHA__Y | MHA__WORK);
+    if (st != MHA_OK || r.batch == 0 || d.seq == 0) return st;
     ws = mha__open(r.workspace, plan.total, &owned);
     if (!ws) return MHA_ERR_MEMORY;
 
@@ -3428,24 +5301,36 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
     job.batch = r.batch;
     job.heads = c->n_heads;
     job.kv_heads = c->n_kv_heads;
-    job.seq = r.seq;
-    job.keys = r.source_seq;
+    job.seq = d.seq;
+    job.keys = d.keys;
+    job.cu_q = r.cu_seq;
+    job.cu_k = r.cu_source;
     job.d_k = c->d_k;
     job.d_v = c->d_v;
     job.scale = (float)((double)c->scale * MHA__LOG2E);
     job.q = q;
-    job.q_stride = mha__stride_or(job.q_stride, job.heads, job.seq, job.d_k);
+    job.q_stride = mha__stride_or(job.q_stride, job.heads, d.qt, job.d_k);
     if (r.cache) {
-        job.k = mha__place_keys(r.cache->k, job.kv_heads, r.cache->capacity, job.d_k);
-        job.v = mha__place_values(r.cache->v, job.kv_heads, r.cache->capacity, job.d_v);
-        job.k.past = job.v.past = r.cache->length;
+        mha__cache_places(r.cache, &job.k, &job.v);
+        job.past = r.cache->length;
+        job.appended = !r.cache_only;
     } else {
-        job.k = mha__place_keys((float *)(void *)(ws + plan.k), job.kv_heads, job.keys, job.d_k);
-        job.v = mha__place_values((float *)(void *)(ws + plan.v), job.kv_heads, job.keys, job.d_v);
+        mha__plan_places(&plan, ws, r.batch, c->n_kv_heads, r.cu_source, c->d_k, c->d_v, &job.k,
+                         &job.v);
     }
+    job.kv_at = (ptrdiff_t)(plan.kv_at / sizeof(float));
     job.o = o;
-    job.o_stride = mha__stride_make(job.seq * job.heads * job.d_v, job.d_v, job.heads * job.d_v);
+    job.o_stride = mha__stride_make(d.qt * job.heads * job.d_v, job.d_v, job.heads * job.d_v);
     job.mask = r.mask;
+    job.softcap = c->softcap;
+    job.alibi = layer->alibi;
+    job.sink = layer->sink;
+    job.sink_value = layer->sink_value;
+    job.bias_k = layer->bias_k;
+    job.bias_v = layer->bias_v;
+    job.zero_attn = c->zero_attn;
+    job.gate = r.gate;
+    job.gate_stride = r.gate_stride;
     job.lse = r.lse;
     job.attn = r.attn;
     job.attn_mean = r.attn_mean;
@@ -3453,14 +5338,51 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
         job.top = (float *)(void *)(ws + plan.top);
         job.inv = (float *)(void *)(ws + plan.inv);
     }
-
-    to[0] = mha__place_rows(q, job.q_stride);
-    to[1] = job.k;
-    to[2] = job.v;
-    mha__project_all(layer, &r, to, ws + plan.scratch, plan.lane);
+    mha__make_qkv(layer, &r, &d, &plan, ws, q, &job.k, &job.v);
     mha__attend(&job, &r.parallel, ws + plan.scratch, plan.lane);
-    mha__project_o(layer, &r, o, ws + plan.scratch, plan.lane);
-    for (i = 0; r.cache && i < r.batch; i++) r.cache->length[i] += r.seq;
+    mha__project_o(layer, &r, &d, o, ws + plan.scratch, plan.lane);
+    if (r.cache) mha__cache_grow(&r, &d);
+    mha__close(owned);
+    return MHA_OK;
+}
+
+MHA_API mha_status mha_cache_append(const mha_layer *layer, const mha_args *args)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    mha_args r, only;
+    mha__dims d;
+    mha__plan plan;
+    mha__place k, v;
+    void *owned;
+    char *ws;
+    mha_status st;
+    memset(&only, 0, sizeof only);
+    if (args) {
+        only.batch = args->batch;
+        only.seq = args->source ? 0 : args->seq;
+        only.cu_seq = args->source ? NULL : args->cu_seq;
+        only.source_seq = args->source ? args->source_seq : 0;
+        only.cu_source = args->cu_source;
+        only.x = args->source ? NULL : args->x;
+        only.source = args->source;
+        only.source_v = args->source_v;
+        only.positions = args->positions;
+        only.source_positions = args->source_positions;
+        only.cache = args->cache;
+        only.workspace = args->workspace;
+        only.workspace_size = args->workspace_size;
+        only.parallel = args->parallel;
+    }
+    st = mha__args_resolve(&w, layer, args ? &only : NULL, &r, &d, &plan,
+                           MHA__X | MHA__WORK | MHA__APPEND);
+    if (st != MHA_OK) return st;
+    if (!r.cache) return MHA_ERR_NULL;
+    if (r.batch == 0 || d.kt == 0) return MHA_OK;
+    ws = mha__open(r.workspace, plan.total, &owned);
+    if (!ws) return MHA_ERR_MEMORY;
+    mha__cache_places(r.cache, &k, &v);
+    mha__make_qkv(layer, &r, &d, &plan, ws, NULL, &k, &v);
+    mha__cache_grow(&r, &d);
     mha__close(owned);
     return MHA_OK;
 }
@@ -3473,25 +5395,30 @@ MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args,
     mha__why w = mha__why_make(NULL, 0);
     const mha_config *c;
     mha_args r;
+    mha__dims d;
     mha__plan plan;
     mha__place to[3];
     void *owned;
     char *ws;
-    mha_status st = mha__args_resolve(&w, layer, args, &r, &plan, MHA__X | MHA__WORK);
+    mha_status st = mha__args_resolve(&w, layer, args, &r, &d, &plan, MHA__X | MHA__WORK);
     if (st != MHA_OK) return st;
     c = &layer->cfg;
     if (r.cache) return MHA_ERR_CONFLICT; /* a stage does not append */
-    if ((st = mha__check_tensor(&w, "q", q, 0, r.batch, r.seq, c->n_heads, c->d_k)) ||
-        (st = mha__check_tensor(&w, "k", k, 0, r.batch, r.source_seq, c->n_kv_heads, c->d_k)) ||
-        (st = mha__check_tensor(&w, "v", v, 0, r.batch, r.source_seq, c->n_kv_heads, c->d_v)))
+    if ((st = mha__check_tensor(&w, "q", q, 0, d.qb, d.qt, c->n_heads, c->d_k)) ||
+        (st = mha__check_tensor(&w, "k", k, 0, d.kb, d.kt, c->n_kv_heads, c->d_k)) ||
+        (st = mha__check_tensor(&w, "v", v, 0, d.kb, d.kt, c->n_kv_heads, c->d_v)))
         return st;
     if (r.batch == 0) return MHA_OK;
     ws = mha__open(r.workspace, plan.total, &owned);
     if (!ws) return MHA_ERR_MEMORY;
-    to[0] = mha__place_concat(q, r.seq, c->n_heads, c->d_k);
-    to[1] = mha__place_concat(k, r.source_seq, c->n_kv_heads, c->d_k);
-    to[2] = mha__place_concat(v, r.source_seq, c->n_kv_heads, c->d_v);
-    mha__project_all(layer, &r, to, ws + plan.scratch, plan.lane);
+    to[0] = mha__place_concat(q, d.qt, c->n_heads, c->d_k, r.cu_seq);
+    to[1] = mha__place_concat(k, d.kt, c->n_kv_heads, c->d_k, r.cu_source);
+    to[2] = mha__place_concat(v, d.kt, c->n_kv_heads, c->d_v, r.cu_source);
+    mha__project_all(layer, &r, &d, to, ws + plan.scratch, plan.lane);
+    if (c->rope.layout || c->qk_norm) {
+        if (q) mha__turn(layer, &r, &d, 0, &to[0], NULL, ws + plan.scratch, plan.lane);
+        if (k) mha__turn(layer, &r, &d, 1, &to[1], NULL, ws + plan.scratch, plan.lane);
+    }
     mha__close(owned);
     return MHA_OK;
 }
@@ -3500,6 +5427,7 @@ MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args,
 {
     mha__why w = mha__why_make(NULL, 0);
     mha_args r, only;
+    mha__dims d;
     mha__plan plan;
     void *owned;
     char *ws;
@@ -3508,18 +5436,19 @@ MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args,
     if (args) {
         only.batch = args->batch;
         only.seq = args->seq;
+        only.cu_seq = args->cu_seq;
         only.y = args->y;
         only.workspace = args->workspace;
         only.workspace_size = args->workspace_size;
         only.parallel = args->parallel;
     }
-    st = mha__args_resolve(&w, layer, args ? &only : NULL, &r, &plan, MHA__Y | MHA__WORK);
+    st = mha__args_resolve(&w, layer, args ? &only : NULL, &r, &d, &plan, MHA__Y | MHA__WORK);
     if (st != MHA_OK) return st;
-    st = mha__check_tensor(&w, "o", o, 1, r.batch, r.seq, layer->cfg.n_heads, layer->cfg.d_v);
+    st = mha__check_tensor(&w, "o", o, 1, d.qb, d.qt, layer->cfg.n_heads, layer->cfg.d_v);
     if (st != MHA_OK || r.batch == 0) return st;
     ws = mha__open(r.workspace, plan.total, &owned);
     if (!ws) return MHA_ERR_MEMORY;
-    mha__project_o(layer, &r, o, ws + plan.scratch, plan.lane);
+    mha__project_o(layer, &r, &d, o, ws + plan.scratch, plan.lane);
     mha__close(owned);
     return MHA_OK;
 }

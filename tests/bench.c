@@ -519,7 +519,9 @@ static mha_cache *make_cache(const row *r, const mha_layer *layer)
     size_t n = (size_t)r->B * (size_t)r->cached * (size_t)r->D;
     float *x = (float *)malloc(n * sizeof *x);
     mha_status status =
-        x ? mha_cache_create(&cache, layer, r->B, r->cached + r->T) : MHA_ERR_MEMORY;
+        x ? mha_cache_create(&cache, layer,
+                             &(mha_cache_config){ .batch = r->B, .capacity = r->cached + r->T })
+          : MHA_ERR_MEMORY;
     if (status == MHA_OK) {
         fill(x, n, 1.0);
         a.batch = r->B;

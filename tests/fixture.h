@@ -200,7 +200,7 @@ static inline int result_same(const problem *p, const result *r)
 
 static inline int sees(const mha_sdpa_args *a, int b, int h, int i, int j)
 {
-    return oracle_visible(&a->mask, a->seq, a->source_seq, b, h, i, j);
+    return oracle_visible(&a->mask, a->seq, a->source_seq, a->source_seq, b, h, i, j);
 }
 
 /* 1 if query i of head h sees no key at all. */

@@ -167,7 +167,7 @@ declared_is_defined() {
 imports() {
     need_nm
     libc="mem(cpy|move|set|cmp|chr)|str(len|n?cpy|n?cmp)|v?snprintf|malloc|calloc|free"
-    libm="(exp|exp2|log|log2|sqrt|pow|fma|ldexp|scalbn|floor|rint|nearbyint|fabs|fmax|fmin|cos|sin)f?"
+    libm="(exp|exp2|log|log2|sqrt|pow|fma|ldexp|scalbn|floor|rint|nearbyint|fabs|fmax|fmin|cos|sin|sincos|tanh|ceil)f?"
     toolchain="_GLOBAL_OFFSET_TABLE_|__cpu_model|__cpu_indicator_init|__stack_chk_fail|__[a-z]*_chk"
     object a.o && none $(symbols a.o Uw | grep -vE "^($libc|$libm|$toolchain)$") &&
         object b.o -DMHA_THREADS -O2 &&

@@ -8,10 +8,12 @@
 SUITE_EXTERN(kernels_suite);
 SUITE_EXTERN(errors_suite);
 SUITE_EXTERN(cache_suite);
+SUITE_EXTERN(compact_suite);
 SUITE_EXTERN(edges_suite);
 SUITE_EXTERN(stages_suite);
 SUITE_EXTERN(golden_suite);
 SUITE_EXTERN(props_suite);
+SUITE_EXTERN(shape_suite);
 SUITE_EXTERN(random_suite);
 SUITE_EXTERN(memory_suite);
 SUITE_EXTERN(threads_suite);
@@ -40,8 +42,10 @@ int main(int argc, char **argv)
     RUN_SUITE(stages_suite);
     RUN_SUITE(golden_suite);
     RUN_SUITE(props_suite);
+    RUN_SUITE(shape_suite);
     RUN_SUITE(random_suite);
     RUN_SUITE(cache_suite);
+    RUN_SUITE(compact_suite);
     RUN_SUITE(memory_suite);
     RUN_SUITE(threads_suite);
     GREATEST_MAIN_END();

@@ -132,6 +132,11 @@ static void separate(layer_ctx *c)
     c->w.q = c->w.k = c->w.v = data;
 }
 
+static void rope(layer_ctx *c)
+{
+    c->cfg.rope.layout = MHA_ROPE_HALF;
+}
+
 /* clang-format off */
 #define LAYER(name, ...) \
     static void layer_##name(layer_ctx *c) { __VA_ARGS__; }
@@ -198,6 +203,87 @@ LAYER(odd_b_q, c->w.b_q = odd(data))
 LAYER(odd_b_k, c->w.b_k = odd(data))
 LAYER(odd_b_v, c->w.b_v = odd(data))
 LAYER(odd_b_out, c->w.b_out = odd(data))
+LAYER(good_rope, rope(c))
+LAYER(good_rope_width, rope(c); c->cfg.rope.width = 2; c->cfg.rope.base = 500)
+LAYER(good_yarn, rope(c); c->cfg.rope.scaling = MHA_ROPE_YARN; c->cfg.rope.factor = 2;
+      c->cfg.rope.original = 64)
+LAYER(good_llama3, rope(c); c->cfg.rope.scaling = MHA_ROPE_LLAMA3; c->cfg.rope.original = 64)
+LAYER(good_alibi, c->cfg.alibi = 1; c->w.alibi = data)
+LAYER(good_sink, c->w.sink = c->w.sink_value = data)
+LAYER(good_norm, c->cfg.qk_norm = MHA_NORM_LAYER; c->w.q_norm = c->w.k_norm_bias = data)
+LAYER(good_bias_kv, c->w.bias_k = c->w.bias_v = data; c->cfg.zero_attn = 1)
+LAYER(good_softcap, c->cfg.softcap = 30)
+LAYER(rope_layout_9, c->cfg.rope.layout = (mha_rope_layout)9)
+LAYER(rope_layout_neg, c->cfg.rope.layout = (mha_rope_layout)-1)
+LAYER(rope_scaling_9, rope(c); c->cfg.rope.scaling = (mha_rope_scaling)9)
+LAYER(rope_width_odd, rope(c); c->cfg.rope.width = 3)
+LAYER(rope_width_neg, rope(c); c->cfg.rope.width = -2)
+LAYER(rope_width_wide, rope(c); c->cfg.rope.width = 6)
+LAYER(rope_d_k_odd, rope(c); c->cfg.d_k = 3)
+LAYER(rope_base_neg, rope(c); c->cfg.rope.base = -1)
+LAYER(rope_base_nan, rope(c); c->cfg.rope.base = F_NAN)
+LAYER(rope_base_inf, rope(c); c->cfg.rope.base = F_INF)
+LAYER(rope_factor_small, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR;
+      c->cfg.rope.factor = 0.5f)
+LAYER(rope_factor_neg, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR;
+      c->cfg.rope.factor = -2)
+LAYER(rope_factor_nan, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR;
+      c->cfg.rope.factor = F_NAN)
+LAYER(rope_factor_inf, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR;
+      c->cfg.rope.factor = F_INF)
+LAYER(yarn_original_0, rope(c); c->cfg.rope.scaling = MHA_ROPE_YARN)
+LAYER(llama3_original_0, rope(c); c->cfg.rope.scaling = MHA_ROPE_LLAMA3)
+LAYER(yarn_original_neg, rope(c); c->cfg.rope.scaling = MHA_ROPE_YARN; c->cfg.rope.original = -64)
+LAYER(rope_beta_fast_nan, layer_good_yarn(c); c->cfg.rope.beta_fast = F_NAN)
+LAYER(rope_beta_slow_nan, layer_good_yarn(c); c->cfg.rope.beta_slow = F_NAN)
+LAYER(rope_attention_nan, layer_good_yarn(c); c->cfg.rope.attention = F_NAN)
+LAYER(rope_low_freq_nan, layer_good_llama3(c); c->cfg.rope.low_freq = F_NAN)
+LAYER(rope_high_freq_nan, layer_good_llama3(c); c->cfg.rope.high_freq = F_NAN)
+LAYER(ntk_width_2, rope(c); c->cfg.rope.scaling = MHA_ROPE_NTK; c->cfg.rope.width = 2)
+LAYER(no_rope_width, c->cfg.rope.width = 2)
+LAYER(no_rope_base, c->cfg.rope.base = 100)
+LAYER(no_rope_scaling, c->cfg.rope.scaling = MHA_ROPE_LINEAR)
+LAYER(no_rope_factor, c->cfg.rope.factor = 2)
+LAYER(no_rope_original, c->cfg.rope.original = 64)
+LAYER(no_rope_beta_fast, c->cfg.rope.beta_fast = 32)
+LAYER(no_rope_beta_slow, c->cfg.rope.beta_slow = 1)
+LAYER(no_rope_attention, c->cfg.rope.attention = 1)
+LAYER(no_rope_low_freq, c->cfg.rope.low_freq = 1)
+LAYER(no_rope_high_freq, c->cfg.rope.high_freq = 4)
+LAYER(softcap_neg, c->cfg.softcap = -1)
+LAYER(softcap_nan, c->cfg.softcap = F_NAN)
+LAYER(softcap_inf, c->cfg.softcap = F_INF)
+LAYER(softcap_huge, c->cfg.softcap = 2e30f)
+LAYER(alibi_2, c->cfg.alibi = 2)
+LAYER(alibi_neg, c->cfg.alibi = -1)
+LAYER(alibi_alone, c->w.alibi = data)
+LAYER(qk_norm_9, c->cfg.qk_norm = (mha_norm)9)
+LAYER(qk_norm_neg, c->cfg.qk_norm = (mha_norm)-1)
+LAYER(norm_eps_neg, c->cfg.qk_norm = MHA_NORM_RMS; c->cfg.norm_eps = -1e-6f)
+LAYER(norm_eps_nan, c->cfg.qk_norm = MHA_NORM_RMS; c->cfg.norm_eps = F_NAN)
+LAYER(norm_eps_inf, c->cfg.qk_norm = MHA_NORM_RMS; c->cfg.norm_eps = F_INF)
+LAYER(zero_attn_2, c->cfg.zero_attn = 2)
+LAYER(zero_attn_neg, c->cfg.zero_attn = -1)
+LAYER(weight_type_9, c->cfg.weight_type = (mha_type)9)
+LAYER(weight_type_neg, c->cfg.weight_type = (mha_type)-1)
+LAYER(sink_value_alone, c->w.sink_value = data)
+LAYER(q_norm_alone, c->w.q_norm = data)
+LAYER(k_norm_alone, c->w.k_norm = data)
+LAYER(q_norm_bias_alone, c->w.q_norm_bias = data)
+LAYER(k_norm_bias_alone, c->w.k_norm_bias = data)
+LAYER(q_norm_bias_rms, c->cfg.qk_norm = MHA_NORM_RMS; c->w.q_norm_bias = data)
+LAYER(k_norm_bias_rms, c->cfg.qk_norm = MHA_NORM_RMS; c->w.k_norm_bias = data)
+LAYER(bias_k_alone, c->w.bias_k = data)
+LAYER(bias_v_alone, c->w.bias_v = data)
+LAYER(odd_alibi, c->cfg.alibi = 1; c->w.alibi = odd(data))
+LAYER(odd_sink, c->w.sink = odd(data))
+LAYER(odd_sink_value, c->w.sink = data; c->w.sink_value = odd(data))
+LAYER(odd_q_norm, c->cfg.qk_norm = MHA_NORM_LAYER; c->w.q_norm = odd(data))
+LAYER(odd_k_norm, c->cfg.qk_norm = MHA_NORM_LAYER; c->w.k_norm = odd(data))
+LAYER(odd_q_norm_bias, c->cfg.qk_norm = MHA_NORM_LAYER; c->w.q_norm_bias = odd(data))
+LAYER(odd_k_norm_bias, c->cfg.qk_norm = MHA_NORM_LAYER; c->w.k_norm_bias = odd(data))
+LAYER(odd_bias_k, c->w.bias_k = odd(data); c->w.bias_v = data)
+LAYER(odd_bias_v, c->w.bias_k = data; c->w.bias_v = odd(data))
 /* clang-format on */
 
 static const layer_case layer_cases[] = {
@@ -264,6 +350,82 @@ static const layer_case layer_cases[] = {
     { "odd_b_k", layer_odd_b_k, MHA_ERR_ALIGN, "b_k", 0 },
     { "odd_b_v", layer_odd_b_v, MHA_ERR_ALIGN, "b_v", 0 },
     { "odd_b_out", layer_odd_b_out, MHA_ERR_ALIGN, "b_out", 0 },
+    { "good_rope", layer_good_rope, MHA_OK, "", 1 },
+    { "good_rope_width", layer_good_rope_width, MHA_OK, "", 1 },
+    { "good_yarn", layer_good_yarn, MHA_OK, "", 1 },
+    { "good_llama3", layer_good_llama3, MHA_OK, "", 1 },
+    { "good_alibi", layer_good_alibi, MHA_OK, "", 1 },
+    { "good_sink", layer_good_sink, MHA_OK, "", 1 },
+    { "good_norm", layer_good_norm, MHA_OK, "", 1 },
+    { "good_bias_kv", layer_good_bias_kv, MHA_OK, "", 1 },
+    { "good_softcap", layer_good_softcap, MHA_OK, "", 1 },
+    { "rope_layout_9", layer_rope_layout_9, MHA_ERR_ENUM, "rope layout 9", 1 },
+    { "rope_layout_neg", layer_rope_layout_neg, MHA_ERR_ENUM, "rope layout -1", 1 },
+    { "rope_scaling_9", layer_rope_scaling_9, MHA_ERR_ENUM, "scaling 9", 1 },
+    { "rope_width_odd", layer_rope_width_odd, MHA_ERR_SIZE, "width 3", 1 },
+    { "rope_width_neg", layer_rope_width_neg, MHA_ERR_SIZE, "width -2", 1 },
+    { "rope_width_wide", layer_rope_width_wide, MHA_ERR_SIZE, "width 6 4", 1 },
+    { "rope_d_k_odd", layer_rope_d_k_odd, MHA_ERR_SIZE, "width|d_k 3", 1 },
+    { "rope_base_neg", layer_rope_base_neg, MHA_ERR_VALUE, "base", 1 },
+    { "rope_base_nan", layer_rope_base_nan, MHA_ERR_VALUE, "base", 1 },
+    { "rope_base_inf", layer_rope_base_inf, MHA_ERR_VALUE, "base", 1 },
+    { "rope_factor_small", layer_rope_factor_small, MHA_ERR_VALUE, "factor", 1 },
+    { "rope_factor_neg", layer_rope_factor_neg, MHA_ERR_VALUE, "factor", 1 },
+    { "rope_factor_nan", layer_rope_factor_nan, MHA_ERR_VALUE, "factor", 1 },
+    { "rope_factor_inf", layer_rope_factor_inf, MHA_ERR_VALUE, "factor", 1 },
+    { "yarn_original_0", layer_yarn_original_0, MHA_ERR_VALUE, "original", 1 },
+    { "llama3_original_0", layer_llama3_original_0, MHA_ERR_VALUE, "original", 1 },
+    { "yarn_original_neg", layer_yarn_original_neg, MHA_ERR_SIZE, "original -64", 1 },
+    { "rope_beta_fast_nan", layer_rope_beta_fast_nan, MHA_ERR_VALUE, "beta_fast", 1 },
+    { "rope_beta_slow_nan", layer_rope_beta_slow_nan, MHA_ERR_VALUE, "beta_slow", 1 },
+    { "rope_attention_nan", layer_rope_attention_nan, MHA_ERR_VALUE, "attention", 1 },
+    { "rope_low_freq_nan", layer_rope_low_freq_nan, MHA_ERR_VALUE, "low_freq", 1 },
+    { "rope_high_freq_nan", layer_rope_high_freq_nan, MHA_ERR_VALUE, "high_freq", 1 },
+    { "ntk_width_2", layer_ntk_width_2, MHA_ERR_VALUE, "width 2", 1 },
+    { "no_rope_width", layer_no_rope_width, MHA_ERR_CONFLICT, "rope layout", 1 },
+    { "no_rope_base", layer_no_rope_base, MHA_ERR_CONFLICT, "rope layout", 1 },
+    { "no_rope_scaling", layer_no_rope_scaling, MHA_ERR_CONFLICT, "rope layout", 1 },
+    { "no_rope_factor", layer_no_rope_factor, MHA_ERR_CONFLICT, "rope layout", 1 },
+    { "no_rope_original", layer_no_rope_original, MHA_ERR_CONFLICT, "rope layout", 1 },
+    { "no_rope_beta_fast", layer_no_rope_beta_fast, MHA_ERR_CONFLICT, "rope layout", 1 },
+    { "no_rope_beta_slow", layer_no_rope_beta_slow, MHA_ERR_CONFLICT, "rope layout", 1 },
+    { "no_rope_attention", layer_no_rope_attention, MHA_ERR_CONFLICT, "rope layout", 1 },
+    { "no_rope_low_freq", layer_no_rope_low_freq, MHA_ERR_CONFLICT, "rope layout", 1 },
+    { "no_rope_high_freq", layer_no_rope_high_freq, MHA_ERR_CONFLICT, "rope layout", 1 },
+    { "softcap_neg", layer_softcap_neg, MHA_ERR_VALUE, "softcap", 1 },
+    { "softcap_nan", layer_softcap_nan, MHA_ERR_VALUE, "softcap", 1 },
+    { "softcap_inf", layer_softcap_inf, MHA_ERR_VALUE, "softcap", 1 },
+    { "softcap_huge", layer_softcap_huge, MHA_ERR_VALUE, "softcap", 1 },
+    { "alibi_2", layer_alibi_2, MHA_ERR_VALUE, "alibi 2", 1 },
+    { "alibi_neg", layer_alibi_neg, MHA_ERR_VALUE, "alibi -1", 1 },
+    { "alibi_alone", layer_alibi_alone, MHA_ERR_CONFLICT, "alibi", 0 },
+    { "qk_norm_9", layer_qk_norm_9, MHA_ERR_ENUM, "qk_norm 9", 1 },
+    { "qk_norm_neg", layer_qk_norm_neg, MHA_ERR_ENUM, "qk_norm -1", 1 },
+    { "norm_eps_neg", layer_norm_eps_neg, MHA_ERR_VALUE, "norm_eps", 1 },
+    { "norm_eps_nan", layer_norm_eps_nan, MHA_ERR_VALUE, "norm_eps", 1 },
+    { "norm_eps_inf", layer_norm_eps_inf, MHA_ERR_VALUE, "norm_eps", 1 },
+    { "zero_attn_2", layer_zero_attn_2, MHA_ERR_VALUE, "zero_attn 2", 1 },
+    { "zero_attn_neg", layer_zero_attn_neg, MHA_ERR_VALUE, "zero_attn -1", 1 },
+    { "weight_type_9", layer_weight_type_9, MHA_ERR_ENUM, "weight_type 9", 1 },
+    { "weight_type_neg", layer_weight_type_neg, MHA_ERR_ENUM, "weight_type -1", 1 },
+    { "sink_value_alone", layer_sink_value_alone, MHA_ERR_CONFLICT, "sink_value sink", 0 },
+    { "q_norm_alone", layer_q_norm_alone, MHA_ERR_CONFLICT, "q_norm qk_norm", 0 },
+    { "k_norm_alone", layer_k_norm_alone, MHA_ERR_CONFLICT, "k_norm qk_norm", 0 },
+    { "q_norm_bias_alone", layer_q_norm_bias_alone, MHA_ERR_CONFLICT, "q_norm_bias qk_norm", 0 },
+    { "k_norm_bias_alone", layer_k_norm_bias_alone, MHA_ERR_CONFLICT, "k_norm_bias qk_norm", 0 },
+    { "q_norm_bias_rms", layer_q_norm_bias_rms, MHA_ERR_CONFLICT, "q_norm_bias", 0 },
+    { "k_norm_bias_rms", layer_k_norm_bias_rms, MHA_ERR_CONFLICT, "k_norm_bias", 0 },
+    { "bias_k_alone", layer_bias_k_alone, MHA_ERR_CONFLICT, "bias_k bias_v", 0 },
+    { "bias_v_alone", layer_bias_v_alone, MHA_ERR_CONFLICT, "bias_k bias_v", 0 },
+    { "odd_alibi", layer_odd_alibi, MHA_ERR_ALIGN, "alibi", 0 },
+    { "odd_sink", layer_odd_sink, MHA_ERR_ALIGN, "sink", 0 },
+    { "odd_sink_value", layer_odd_sink_value, MHA_ERR_ALIGN, "sink_value", 0 },
+    { "odd_q_norm", layer_odd_q_norm, MHA_ERR_ALIGN, "q_norm", 0 },
+    { "odd_k_norm", layer_odd_k_norm, MHA_ERR_ALIGN, "k_norm", 0 },
+    { "odd_q_norm_bias", layer_odd_q_norm_bias, MHA_ERR_ALIGN, "q_norm_bias", 0 },
+    { "odd_k_norm_bias", layer_odd_k_norm_bias, MHA_ERR_ALIGN, "k_norm_bias", 0 },
+    { "odd_bias_k", layer_odd_bias_k, MHA_ERR_ALIGN, "bias_k", 0 },
+    { "odd_bias_v", layer_odd_bias_v, MHA_ERR_ALIGN, "bias_v", 0 },
 };
 
 static mha_status check_layer(const void *ctx, char *why, size_t why_size)
@@ -393,6 +555,8 @@ TEST layer_defaults(void)
 enum { B = 2, T = 3, S = 4, D = 8, H = 2 };
 
 static const int good_len[B] = { 0, 3 }, negative_len[B] = { 1, -1 }, long_len[B] = { 9, 1 };
+static const int cu_of_3[B + 1] = { 0, 1, 3 }, cu_from_1[B + 1] = { 1, 2, 3 };
+static const int cu_down[B + 1] = { 0, 5, 3 }, cu_negative[B + 1] = { 0, -1, 3 };
 
 /* All that a call may write, so that one look shows whether it wrote. */
 typedef struct outputs {
@@ -413,7 +577,7 @@ typedef struct call_ctx {
     const float *o;   /* of mha_project_out */
 } call_ctx;
 
-enum { SELF, CROSS };
+enum { SELF, CROSS, ROPE, ROPE_CROSS };
 
 typedef struct call_case {
     const char *name;
@@ -424,14 +588,16 @@ typedef struct call_case {
     int sized; /* mha_workspace_size sees it too */
 } call_case;
 
-/* CROSS: d_source 6, d_source_v 5. A workspace of exactly the right size. */
+/* CROSS: d_source 6, d_source_v 5. ROPE: with rotary positions. A workspace of exactly the right
+   size. */
 static mha_status call_base(call_ctx *c, int kind)
 {
     layer_ctx l = layer_base();
     mha_status st;
     memset(c, 0, sizeof *c);
     memset(&out, 0xa5, sizeof out);
-    if (kind == CROSS) layer_good_cross(&l);
+    if (kind == CROSS || kind == ROPE_CROSS) layer_good_cross(&l);
+    if (kind == ROPE || kind == ROPE_CROSS) rope(&l);
     st = mha_layer_create(&c->layer, &l.cfg, &l.w);
     if (st != MHA_OK) return st;
     c->layer_p = c->layer;
@@ -439,7 +605,7 @@ static mha_status call_base(call_ctx *c, int kind)
     c->a.batch = B;
     c->a.seq = T;
     c->a.x = data;
-    if (kind == CROSS) {
+    if (kind == CROSS || kind == ROPE_CROSS) {
         c->a.source_seq = S;
         c->a.source = data;
         c->a.source_v = data;
@@ -503,6 +669,41 @@ CALL(workspace_0, c->a.workspace_size = 0)
 CALL(threads_0, c->a.parallel.parallel_for = serial_for)
 CALL(threads_neg, c->a.parallel.parallel_for = serial_for; c->a.parallel.threads = -3)
 CALL(threads_alone, c->a.parallel.threads = 2)
+CALL(good_window, c->a.mask.windowed = 1; c->a.mask.left = 1; c->a.mask.right = -1)
+CALL(good_key_start, c->a.mask.key_start = good_len)
+CALL(good_padding, c->a.mask.key_padding = bytes_of_ones)
+CALL(good_gate, c->a.gate = data; c->a.gate_stride.seq = H)
+CALL(left_alone, c->a.mask.left = 2)
+CALL(right_alone, c->a.mask.right = -1)
+CALL(windowed_2, c->a.mask.windowed = 2)
+CALL(windowed_neg, c->a.mask.windowed = -1)
+CALL(left_neg, c->a.mask.windowed = 1; c->a.mask.left = -2)
+CALL(right_neg, c->a.mask.windowed = 1; c->a.mask.right = -2)
+CALL(right_min, c->a.mask.windowed = 1; c->a.mask.right = INT_MIN)
+CALL(key_start_neg, c->a.mask.key_start = negative_len)
+CALL(key_start_long, c->a.mask.key_start = long_len)
+CALL(odd_key_start, c->a.mask.key_start = odd(data))
+CALL(odd_gate, c->a.gate = odd(data))
+CALL(cu_seq_from_1, c->a.cu_seq = cu_from_1)
+CALL(cu_seq_down, c->a.cu_seq = cu_down)
+CALL(cu_seq_neg, c->a.cu_seq = cu_negative)
+CALL(cu_seq_other, c->a.cu_seq = cu_of_3; c->a.seq = 4)
+CALL(odd_cu_seq, c->a.cu_seq = odd(data))
+CALL(cu_source_from_1, c->a.cu_source = cu_from_1; c->a.source_seq = 0)
+CALL(cu_source_down, c->a.cu_source = cu_down; c->a.source_seq = 0)
+CALL(cu_source_other, c->a.cu_source = cu_of_3)
+CALL(odd_cu_source, c->a.cu_source = odd(data))
+CALL(good_cu_seq, c->a.cu_seq = cu_of_3; c->a.workspace = NULL; c->a.workspace_size = 0)
+CALL(good_cu_seq_0, c->a.cu_seq = cu_of_3; c->a.seq = 0; c->a.workspace = NULL;
+     c->a.workspace_size = 0)
+CALL(good_cu_source, c->a.cu_source = cu_of_3; c->a.source_seq = 3; c->a.workspace = NULL;
+     c->a.workspace_size = 0)
+CALL(cu_source_alone, c->a.cu_source = cu_of_3)
+CALL(cache_only_alone, c->a.cache_only = 1)
+CALL(good_positions, c->a.positions = good_len; c->a.batch = 1; c->a.seq = 2)
+CALL(positions_unused, c->a.positions = good_len)
+CALL(odd_positions, c->a.positions = odd(data))
+CALL(odd_source_positions, c->a.source_positions = odd(data))
 /* clang-format on */
 
 static const call_case call_cases[] = {
@@ -552,6 +753,41 @@ static const call_case call_cases[] = {
     { "threads_0", SELF, call_threads_0, MHA_ERR_SIZE, "threads 0", 1 },
     { "threads_neg", SELF, call_threads_neg, MHA_ERR_SIZE, "threads -3", 1 },
     { "threads_alone", SELF, call_threads_alone, MHA_ERR_CONFLICT, "threads 2 parallel_for", 1 },
+    { "good_window", CROSS, call_good_window, MHA_OK, "", 0 },
+    { "good_key_start", CROSS, call_good_key_start, MHA_OK, "", 0 },
+    { "good_padding", CROSS, call_good_padding, MHA_OK, "", 0 },
+    { "good_gate", CROSS, call_good_gate, MHA_OK, "", 0 },
+    { "left_alone", CROSS, call_left_alone, MHA_ERR_CONFLICT, "left windowed", 0 },
+    { "right_alone", CROSS, call_right_alone, MHA_ERR_CONFLICT, "right windowed", 0 },
+    { "windowed_2", CROSS, call_windowed_2, MHA_ERR_VALUE, "windowed 2", 0 },
+    { "windowed_neg", CROSS, call_windowed_neg, MHA_ERR_VALUE, "windowed -1", 0 },
+    { "left_neg", CROSS, call_left_neg, MHA_ERR_VALUE, "left -2", 0 },
+    { "right_neg", CROSS, call_right_neg, MHA_ERR_VALUE, "right -2", 0 },
+    { "right_min", CROSS, call_right_min, MHA_ERR_VALUE, "right -2147483648", 0 },
+    { "key_start_neg", CROSS, call_key_start_neg, MHA_ERR_VALUE, "key_start 1 -1", 0 },
+    { "key_start_long", CROSS, call_key_start_long, MHA_ERR_VALUE, "key_start 0 9 4", 0 },
+    { "odd_key_start", CROSS, call_odd_key_start, MHA_ERR_ALIGN, "key_start", 0 },
+    { "odd_gate", CROSS, call_odd_gate, MHA_ERR_ALIGN, "gate", 0 },
+    { "cu_seq_from_1", CROSS, call_cu_seq_from_1, MHA_ERR_VALUE, "cu_seq 1", 0 },
+    { "cu_seq_down", CROSS, call_cu_seq_down, MHA_ERR_VALUE, "cu_seq 5 3", 0 },
+    { "cu_seq_neg", CROSS, call_cu_seq_neg, MHA_ERR_VALUE, "cu_seq -1", 0 },
+    { "cu_seq_other", CROSS, call_cu_seq_other, MHA_ERR_CONFLICT, "seq 4 cu_seq 3", 0 },
+    { "odd_cu_seq", CROSS, call_odd_cu_seq, MHA_ERR_ALIGN, "cu_seq", 0 },
+    { "cu_source_from_1", CROSS, call_cu_source_from_1, MHA_ERR_VALUE, "cu_source 1", 0 },
+    { "cu_source_down", CROSS, call_cu_source_down, MHA_ERR_VALUE, "cu_source 5 3", 0 },
+    { "cu_source_other", CROSS, call_cu_source_other, MHA_ERR_CONFLICT, "source_seq 4 cu_source 3",
+      0 },
+    { "odd_cu_source", CROSS, call_odd_cu_source, MHA_ERR_ALIGN, "cu_source", 0 },
+    { "good_cu_seq", SELF, call_good_cu_seq, MHA_OK, "", 0 },
+    { "good_cu_seq_0", SELF, call_good_cu_seq_0, MHA_OK, "", 0 },
+    { "good_cu_source", CROSS, call_good_cu_source, MHA_OK, "", 0 },
+    { "cu_source_alone", SELF, call_cu_source_alone, MHA_ERR_CONFLICT, "cu_source source", 0 },
+    { "cache_only_alone", SELF, call_cache_only_alone, MHA_ERR_CONFLICT, "cache_only cache", 0 },
+    { "good_positions", ROPE, call_good_positions, MHA_OK, "", 0 },
+    { "positions_unused", SELF, call_positions_unused, MHA_OK, "", 0 },
+    { "odd_positions", ROPE, call_odd_positions, MHA_ERR_ALIGN, "positions", 0 },
+    { "odd_source_positions", ROPE_CROSS, call_odd_source_positions, MHA_ERR_ALIGN,
+      "source_positions", 0 },
 };
 
 static mha_status check_call(const void *ctx, char *why, size_t why_size)
@@ -913,6 +1149,43 @@ SDPA(workspace_0, c->a.workspace_size = 0)
 SDPA(threads_0, c->a.parallel.parallel_for = serial_for)
 SDPA(threads_neg, c->a.parallel.parallel_for = serial_for; c->a.parallel.threads = -3)
 SDPA(threads_alone, c->a.parallel.threads = 2)
+SDPA(good_window, c->a.mask.windowed = 1; c->a.mask.left = 1; c->a.mask.right = -1)
+SDPA(good_key_start, c->a.mask.key_start = good_len)
+SDPA(good_padding, c->a.mask.key_padding = bytes_of_ones)
+SDPA(good_gate, c->a.gate = data; c->a.gate_stride.seq = H)
+SDPA(left_alone, c->a.mask.left = 2)
+SDPA(right_alone, c->a.mask.right = -1)
+SDPA(windowed_2, c->a.mask.windowed = 2)
+SDPA(windowed_neg, c->a.mask.windowed = -1)
+SDPA(left_neg, c->a.mask.windowed = 1; c->a.mask.left = -2)
+SDPA(right_neg, c->a.mask.windowed = 1; c->a.mask.right = -2)
+SDPA(right_min, c->a.mask.windowed = 1; c->a.mask.right = INT_MIN)
+SDPA(key_start_neg, c->a.mask.key_start = negative_len)
+SDPA(key_start_long, c->a.mask.key_start = long_len)
+SDPA(odd_key_start, c->a.mask.key_start = odd(data))
+SDPA(odd_gate, c->a.gate = odd(data))
+SDPA(cu_seq_from_1, c->a.cu_seq = cu_from_1)
+SDPA(cu_seq_down, c->a.cu_seq = cu_down)
+SDPA(cu_seq_neg, c->a.cu_seq = cu_negative)
+SDPA(cu_seq_other, c->a.cu_seq = cu_of_3; c->a.seq = 4)
+SDPA(odd_cu_seq, c->a.cu_seq = odd(data))
+SDPA(cu_source_from_1, c->a.cu_source = cu_from_1; c->a.source_seq = 0)
+SDPA(cu_source_down, c->a.cu_source = cu_down; c->a.source_seq = 0)
+SDPA(cu_source_other, c->a.cu_source = cu_of_3)
+SDPA(odd_cu_source, c->a.cu_source = odd(data))
+SDPA(good_cu, c->a.cu_seq = c->a.cu_source = cu_of_3; c->a.source_seq = 0; free(c->a.workspace);
+     c->a.workspace = NULL; c->a.workspace_size = 0)
+SDPA(good_softcap, c->a.softcap = 2)
+SDPA(good_alibi, c->a.alibi = data)
+SDPA(good_sink, c->a.sink = c->a.sink_value = data)
+SDPA(softcap_neg, c->a.softcap = -2)
+SDPA(softcap_nan, c->a.softcap = F_NAN)
+SDPA(softcap_inf, c->a.softcap = F_INF)
+SDPA(softcap_huge, c->a.softcap = 2e30f)
+SDPA(sink_value_alone, c->a.sink_value = data)
+SDPA(odd_alibi, c->a.alibi = odd(data))
+SDPA(odd_sink, c->a.sink = odd(data))
+SDPA(odd_sink_value, c->a.sink = data; c->a.sink_value = odd(data))
 /* clang-format on */
 
 static const sdpa_case sdpa_cases[] = {
@@ -967,6 +1240,42 @@ static const sdpa_case sdpa_cases[] = {
     { "threads_0", sdpa_threads_0, MHA_ERR_SIZE, "threads 0", 1 },
     { "threads_neg", sdpa_threads_neg, MHA_ERR_SIZE, "threads -3", 1 },
     { "threads_alone", sdpa_threads_alone, MHA_ERR_CONFLICT, "threads 2 parallel_for", 1 },
+    { "good_window", sdpa_good_window, MHA_OK, "", 0 },
+    { "good_key_start", sdpa_good_key_start, MHA_OK, "", 0 },
+    { "good_padding", sdpa_good_padding, MHA_OK, "", 0 },
+    { "good_gate", sdpa_good_gate, MHA_OK, "", 0 },
+    { "left_alone", sdpa_left_alone, MHA_ERR_CONFLICT, "left windowed", 0 },
+    { "right_alone", sdpa_right_alone, MHA_ERR_CONFLICT, "right windowed", 0 },
+    { "windowed_2", sdpa_windowed_2, MHA_ERR_VALUE, "windowed 2", 0 },
+    { "windowed_neg", sdpa_windowed_neg, MHA_ERR_VALUE, "windowed -1", 0 },
+    { "left_neg", sdpa_left_neg, MHA_ERR_VALUE, "left -2", 0 },
+    { "right_neg", sdpa_right_neg, MHA_ERR_VALUE, "right -2", 0 },
+    { "right_min", sdpa_right_min, MHA_ERR_VALUE, "right -2147483648", 0 },
+    { "key_start_neg", sdpa_key_start_neg, MHA_ERR_VALUE, "key_start 1 -1", 0 },
+    { "key_start_long", sdpa_key_start_long, MHA_ERR_VALUE, "key_start 0 9 4", 0 },
+    { "odd_key_start", sdpa_odd_key_start, MHA_ERR_ALIGN, "key_start", 0 },
+    { "odd_gate", sdpa_odd_gate, MHA_ERR_ALIGN, "gate", 0 },
+    { "cu_seq_from_1", sdpa_cu_seq_from_1, MHA_ERR_VALUE, "cu_seq 1", 0 },
+    { "cu_seq_down", sdpa_cu_seq_down, MHA_ERR_VALUE, "cu_seq 5 3", 0 },
+    { "cu_seq_neg", sdpa_cu_seq_neg, MHA_ERR_VALUE, "cu_seq -1", 0 },
+    { "cu_seq_other", sdpa_cu_seq_other, MHA_ERR_CONFLICT, "seq 4 cu_seq 3", 0 },
+    { "odd_cu_seq", sdpa_odd_cu_seq, MHA_ERR_ALIGN, "cu_seq", 0 },
+    { "cu_source_from_1", sdpa_cu_source_from_1, MHA_ERR_VALUE, "cu_source 1", 0 },
+    { "cu_source_down", sdpa_cu_source_down, MHA_ERR_VALUE, "cu_source 5 3", 0 },
+    { "cu_source_other", sdpa_cu_source_other, MHA_ERR_CONFLICT, "source_seq 4 cu_source 3", 0 },
+    { "odd_cu_source", sdpa_odd_cu_source, MHA_ERR_ALIGN, "cu_source", 0 },
+    { "good_cu", sdpa_good_cu, MHA_OK, "", 0 },
+    { "good_softcap", sdpa_good_softcap, MHA_OK, "", 0 },
+    { "good_alibi", sdpa_good_alibi, MHA_OK, "", 0 },
+    { "good_sink", sdpa_good_sink, MHA_OK, "", 0 },
+    { "softcap_neg", sdpa_softcap_neg, MHA_ERR_VALUE, "softcap", 0 },
+    { "softcap_nan", sdpa_softcap_nan, MHA_ERR_VALUE, "softcap", 0 },
+    { "softcap_inf", sdpa_softcap_inf, MHA_ERR_VALUE, "softcap", 0 },
+    { "softcap_huge", sdpa_softcap_huge, MHA_ERR_VALUE, "softcap", 0 },
+    { "sink_value_alone", sdpa_sink_value_alone, MHA_ERR_CONFLICT, "sink_value sink", 0 },
+    { "odd_alibi", sdpa_odd_alibi, MHA_ERR_ALIGN, "alibi", 0 },
+    { "odd_sink", sdpa_odd_sink, MHA_ERR_ALIGN, "sink", 0 },
+    { "odd_sink_value", sdpa_odd_sink_value, MHA_ERR_ALIGN, "sink_value", 0 },
 };
 
 static mha_status check_sdpa(const void *ctx, char *why, size_t why_size)
@@ -1035,6 +1344,146 @@ TEST sizes_untouched(void)
     free(c.a.workspace);
     free(s.a.workspace);
     mha_layer_free(c.layer);
+    PASS();
+}
+
+/* ---- mha_rotate, mha_alibi_slopes, mha_merge ----------------------------------------------- */
+
+typedef struct rotate_ctx {
+    mha_rope rope;
+    const mha_rope *rope_p;
+    int batch, heads, seq, d;
+    float *x;
+    const int *positions;
+} rotate_ctx;
+
+typedef struct rotate_case {
+    const char *name;
+    void (*mutate)(rotate_ctx *c);
+    mha_status want;
+} rotate_case;
+
+/* clang-format off */
+#define ROTATE(name, ...) \
+    static void rotate_##name(rotate_ctx *c) { __VA_ARGS__; }
+ROTATE(good, (void)c)
+ROTATE(rope_null, c->rope_p = NULL)
+ROTATE(x_null, c->x = NULL)
+ROTATE(batch_neg, c->batch = -1)
+ROTATE(heads_neg, c->heads = -1)
+ROTATE(heads_0, c->heads = 0)
+ROTATE(seq_neg, c->seq = -1)
+ROTATE(d_0, c->d = 0)
+ROTATE(d_neg, c->d = -4)
+ROTATE(d_odd, c->d = 3)
+ROTATE(layout_9, c->rope.layout = (mha_rope_layout)9)
+ROTATE(scaling_9, c->rope.scaling = (mha_rope_scaling)9)
+ROTATE(width_odd, c->rope.width = 3)
+ROTATE(width_neg, c->rope.width = -2)
+ROTATE(width_wide, c->rope.width = 6)
+ROTATE(base_neg, c->rope.base = -1)
+ROTATE(factor_small, c->rope.scaling = MHA_ROPE_LINEAR; c->rope.factor = 0.25f)
+ROTATE(original_0, c->rope.scaling = MHA_ROPE_LLAMA3)
+ROTATE(odd_x, c->x = (float *)odd(out.y))
+ROTATE(odd_positions, c->positions = (const int *)odd(data))
+ROTATE(over, c->batch = c->seq = INT_MAX)
+/* clang-format on */
+
+static const rotate_case rotate_cases[] = {
+    { "good", rotate_good, MHA_OK },
+    { "rope_null", rotate_rope_null, MHA_ERR_NULL },
+    { "x_null", rotate_x_null, MHA_ERR_NULL },
+    { "batch_neg", rotate_batch_neg, MHA_ERR_SIZE },
+    { "heads_neg", rotate_heads_neg, MHA_ERR_SIZE },
+    { "heads_0", rotate_heads_0, MHA_ERR_SIZE },
+    { "seq_neg", rotate_seq_neg, MHA_ERR_SIZE },
+    { "d_0", rotate_d_0, MHA_ERR_SIZE },
+    { "d_neg", rotate_d_neg, MHA_ERR_SIZE },
+    { "d_odd", rotate_d_odd, MHA_ERR_SIZE },
+    { "layout_9", rotate_layout_9, MHA_ERR_ENUM },
+    { "scaling_9", rotate_scaling_9, MHA_ERR_ENUM },
+    { "width_odd", rotate_width_odd, MHA_ERR_SIZE },
+    { "width_neg", rotate_width_neg, MHA_ERR_SIZE },
+    { "width_wide", rotate_width_wide, MHA_ERR_SIZE },
+    { "base_neg", rotate_base_neg, MHA_ERR_VALUE },
+    { "factor_small", rotate_factor_small, MHA_ERR_VALUE },
+    { "original_0", rotate_original_0, MHA_ERR_VALUE },
+    { "odd_x", rotate_odd_x, MHA_ERR_ALIGN },
+    { "odd_positions", rotate_odd_positions, MHA_ERR_ALIGN },
+    { "over", rotate_over, MHA_ERR_OVERFLOW },
+};
+
+TEST rotate_arguments(const rotate_case *t)
+{
+    const mha_stride contiguous = { 0, 0, 0 };
+    rotate_ctx c;
+    memset(&c, 0, sizeof c);
+    memset(&out, 0xa5, sizeof out);
+    c.rope.layout = MHA_ROPE_INTERLEAVED;
+    c.rope_p = &c.rope;
+    c.batch = c.heads = c.seq = 2;
+    c.d = 4;
+    c.x = out.y;
+    t->mutate(&c);
+    ASSERT_STATUS(t->want,
+                  mha_rotate(c.rope_p, c.batch, c.heads, c.seq, c.d, c.x, contiguous, c.positions));
+    ASSERT_EQ(t->want != MHA_OK, all_are(out.y, sizeof out.y, 0xa5));
+    PASS();
+}
+
+TEST slopes_arguments(void)
+{
+    memset(&out, 0xa5, sizeof out);
+    ASSERT_STATUS(MHA_ERR_NULL, mha_alibi_slopes(4, NULL));
+    ASSERT_STATUS(MHA_ERR_SIZE, mha_alibi_slopes(0, out.y));
+    ASSERT_STATUS(MHA_ERR_SIZE, mha_alibi_slopes(-4, out.y));
+    ASSERT_STATUS(MHA_ERR_ALIGN, mha_alibi_slopes(4, (float *)odd(out.y)));
+    ASSERT(all_are(&out, sizeof out, 0xa5));
+    ASSERT_STATUS(MHA_OK, mha_alibi_slopes(4, out.y));
+    PASS();
+}
+
+typedef struct merge_case {
+    const char *name;
+    int batch, heads, seq, d;
+    int which, bad; /* pointer o_a lse_a o_b lse_b o lse is 1 null, 2 misaligned; bad 0: none is */
+    mha_status want;
+} merge_case;
+
+static const merge_case merge_cases[] = {
+    { "good", 2, 2, 3, 4, 0, 0, MHA_OK },
+    { "no_lse", 2, 2, 3, 4, 5, 1, MHA_OK },
+    { "batch_neg", -2, 2, 3, 4, 0, 0, MHA_ERR_SIZE },
+    { "heads_0", 2, 0, 3, 4, 0, 0, MHA_ERR_SIZE },
+    { "heads_neg", 2, -2, 3, 4, 0, 0, MHA_ERR_SIZE },
+    { "seq_neg", 2, 2, -3, 4, 0, 0, MHA_ERR_SIZE },
+    { "d_0", 2, 2, 3, 0, 0, 0, MHA_ERR_SIZE },
+    { "d_neg", 2, 2, 3, -4, 0, 0, MHA_ERR_SIZE },
+    { "o_a_null", 2, 2, 3, 4, 0, 1, MHA_ERR_NULL },
+    { "lse_a_null", 2, 2, 3, 4, 1, 1, MHA_ERR_NULL },
+    { "o_b_null", 2, 2, 3, 4, 2, 1, MHA_ERR_NULL },
+    { "lse_b_null", 2, 2, 3, 4, 3, 1, MHA_ERR_NULL },
+    { "o_null", 2, 2, 3, 4, 4, 1, MHA_ERR_NULL },
+    { "odd_o_a", 2, 2, 3, 4, 0, 2, MHA_ERR_ALIGN },
+    { "odd_lse_a", 2, 2, 3, 4, 1, 2, MHA_ERR_ALIGN },
+    { "odd_o_b", 2, 2, 3, 4, 2, 2, MHA_ERR_ALIGN },
+    { "odd_lse_b", 2, 2, 3, 4, 3, 2, MHA_ERR_ALIGN },
+    { "odd_o", 2, 2, 3, 4, 4, 2, MHA_ERR_ALIGN },
+    { "odd_lse", 2, 2, 3, 4, 5, 2, MHA_ERR_ALIGN },
+    { "over", INT_MAX, 2, INT_MAX, 4, 0, 0, MHA_ERR_OVERFLOW },
+};
+
+TEST merge_arguments(const merge_case *t)
+{
+    const mha_stride contiguous = { 0, 0, 0 };
+    float *p[6] = { data, data, data, data, out.y, out.lse };
+    memset(&out, 0xa5, sizeof out);
+    if (t->bad == 1) p[t->which] = NULL;
+    if (t->bad == 2) p[t->which] = (float *)odd(p[t->which]);
+    ASSERT_STATUS(t->want, mha_merge(t->batch, t->heads, t->seq, t->d, p[0], p[1], p[2], p[3],
+                                     contiguous, p[4], p[5]));
+    ASSERT_EQ(t->want != MHA_OK, all_are(out.y, sizeof out.y, 0xa5));
+    ASSERT_EQ(t->want != MHA_OK || !p[5], all_are(out.lse, sizeof out.lse, 0xa5));
     PASS();
 }
 
@@ -1268,11 +1717,13 @@ TEST project_out_alone(void)
     mha_weights weights = { 0 };
     mha_layer *layer;
     mha_cache *cache;
+    mha_cache_config cache_cfg = { 0 };
     mha_args a = { 0 };
     cfg.d_model = 4, cfg.n_heads = 1;
+    cache_cfg.batch = cache_cfg.capacity = 1;
     weights.q = weights.k = weights.v = weights.out = w;
     ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &cfg, &weights));
-    ASSERT_STATUS(MHA_OK, mha_cache_create(&cache, layer, 1, 1));
+    ASSERT_STATUS(MHA_OK, mha_cache_create(&cache, layer, &cache_cfg));
     a.batch = a.seq = 1, a.x = x, a.y = y, a.cache = cache;
     ASSERT_STATUS(MHA_OK, mha_forward(layer, &a));
     ASSERT_STATUS(MHA_ERR_FULL, mha_forward(layer, &a));
@@ -1305,6 +1756,9 @@ SUITE(errors_suite)
     RUN_CASES(sdpa_arguments, sdpa_cases)
     RUN_TEST(sdpa_size_pointer);
     RUN_TEST(sizes_untouched);
+    RUN_CASES(rotate_arguments, rotate_cases)
+    RUN_TEST(slopes_arguments);
+    RUN_CASES(merge_arguments, merge_cases)
     RUN_CASES(heads_arguments, heads_cases)
     RUN_CASES(fuse_heads_arguments, fuse_cases)
     RUN_TEST(strerror_sentences);

@@ -508,6 +508,174 @@ TEST copy_contract(mha_isa isa)
     PASS();
 }
 
+/* ---- cap, biases, exclusions ---------------------------------------------------------------- */
+
+/* 30 * tanh(x / 30) in units of log2, over the range of a float. */
+TEST cap_sweep(mha_isa isa)
+{
+    const mha__kernels *kern = mha__kernels_for(isa);
+    const double log2e = 1.4426950408889634, cap = 30;
+    double worst = 0;
+    for (uint32_t u = 0; u < 0x7f800000u; u += SHORT_RUN ? 1048583 : 16381) {
+        float s[MHA__MR_MAX * MHA__NR];
+        mha__shape how;
+        memset(&how, 0, sizeof how);
+        how.cap_in = (float)(2 / cap);
+        how.cap_out = (float)(cap * log2e);
+        for (int j = 0; j < MHA__NR; j++) s[j] = f_bits((u + (uint32_t)j) | (uint32_t)j << 31);
+        ASSERT_EQ_FMT(1, kern->shape(1, s, &how), "%d");
+        for (int j = 0; j < MHA__NR; j++) {
+            const double x = (double)f_bits((u + (uint32_t)j) | (uint32_t)j << 31);
+            const double want = cap * log2e * tanh(x / log2e / cap);
+            const double err = fabs((double)s[j] - want) / (fabs(want) + 1e-35); /* denormals */
+            ASSERT(is_finite(s[j]) || u + (uint32_t)j >= 0x7f800000u);
+            if (u + (uint32_t)j < 0x7f800000u && err > worst) worst = err;
+        }
+    }
+    snprintf(note, sizeof note, "relative error of the cap: %.3g", worst);
+    /* eight roundings: cap_in, its product, 2^f - 1, the sum e, e + 2, the quotient, cap_out, its
+       product */
+    if (!(worst <= 8.0 / 16777216)) FAILm(note);
+    PASSm(note);
+}
+
+/* Every combination of what a row of scores can be given, against double. */
+TEST shape_contract(mha_isa isa)
+{
+    static float s[WIDE * MHA__MR_MAX * MHA__NR], was[WIDE * MHA__MR_MAX * MHA__NR];
+    const mha__kernels *kern = mha__kernels_for(isa);
+    rng r = rng_make(test_seed + 460);
+    for (int n = 0; n < 640; n++) {
+        const int np = rng_int(&r, 1, WIDE), row = n % kern->mr;
+        const int capped = n & 1, sloped = n & 2, biased = n & 4, allowed = n & 8;
+        float bias[WIDE * MHA__NR];
+        unsigned char allow[WIDE * MHA__NR];
+        mha__shape how;
+        int left = 0, none = rng_chance(&r, 10);
+        memset(&how, 0, sizeof how);
+        for (size_t i = 0; i < sizeof s / sizeof *s; i++) s[i] = f_bits(CANARY);
+        for (int j = 0; j < np * MHA__NR; j++) {
+            s[at(kern, row, j)] = 20 * rng_normal(&r);
+            bias[j] = none || rng_chance(&r, 20) ? F_NINF : rng_normal(&r);
+            allow[j] = none || rng_chance(&r, 20) ? 0 : (unsigned char)rng_int(&r, 1, 255);
+            /* NaN where it must not be seen */
+            if (allowed && !allow[j] && rng_chance(&r, 50)) s[at(kern, row, j)] = F_NAN;
+            if (allowed && !allow[j] && rng_chance(&r, 50)) bias[j] = F_NAN;
+            if (biased && bits_f(bias[j]) == 0xff800000u) s[at(kern, row, j)] = F_NAN;
+        }
+        memcpy(was, s, sizeof was);
+        if (capped) how.cap_in = 0.25f, how.cap_out = 11.5f;
+        if (sloped) how.slope = -0.37f, how.first = (float)rng_int(&r, -300, 20);
+        if (biased) how.bias = bias, how.bias_mul = 1.5f;
+        if (allowed) how.allow = allow;
+        const int any = kern->shape(np, s + row * MHA__NR, &how);
+        for (int j = 0; j < np * MHA__NR; j++) {
+            float *got = s + at(kern, row, j);
+            double want = (double)was[at(kern, row, j)], size;
+            if ((allowed && !allow[j]) || (biased && bits_f(bias[j]) == 0xff800000u)) {
+                ASSERTm("an excluded key", bits_f(*got) == 0xff800000u);
+            } else {
+                left = 1;
+                if (capped) want = 11.5 * tanh(want * 0.25 / 2 * 0.6931471805599453);
+                size = fabs(want);
+                if (sloped) want += -(double)0.37f * fabs((double)how.first + j);
+                if (sloped) size += (double)0.37f * fabs((double)how.first + j);
+                if (biased) want += 1.5 * (double)bias[j];
+                if (biased) size += 1.5 * fabs((double)bias[j]);
+                ASSERT_CLOSE(got, &want, 1, 5e-7 * size + 1e-9);
+            }
+            *got = f_bits(CANARY);
+        }
+        ASSERT_EQ_FMT(left, any, "%d");
+        for (size_t i = 0; i < sizeof s / sizeof *s; i++) ASSERT(bits_f(s[i]) == CANARY);
+    }
+    PASS();
+}
+
+/* An attended NaN stays one, with and without a cap. */
+TEST shape_nan(mha_isa isa)
+{
+    const mha__kernels *kern = mha__kernels_for(isa);
+    for (int n = 0; n < 2 * MHA__NR; n++) {
+        float s[MHA__MR_MAX * MHA__NR] = { 0 };
+        mha__shape how;
+        memset(&how, 0, sizeof how);
+        how.slope = 0.5f;
+        if (n % 2) how.cap_in = 1.0f, how.cap_out = 3.0f;
+        s[n / 2] = n % 4 < 2 ? F_NAN : f_bits(0xffc00001u);
+        kern->shape(1, s, &how);
+        for (int j = 0; j < MHA__NR; j++) ASSERT_EQ_FMT(j == n / 2, is_nan(s[j]), "%d");
+    }
+    PASS();
+}
+
+/* ---- compact numbers ------------------------------------------------------------------------- */
+
+/* All halves and bfloats, all bytes with both kinds of scales: as the scalar table has them, whose
+   conversions test_compact.c compares with double. */
+TEST widen_contract(mha_isa isa)
+{
+    enum { N = 4096 };
+    static uint16_t half[N * MHA__NR];
+    static float to[N * MHA__NR + 2];
+    const mha__kernels *kern = mha__kernels_for(isa);
+    for (int i = 0; i < N * MHA__NR; i++) half[i] = (uint16_t)i;
+    for (int type = MHA_F16; type <= MHA_INT8; type++)
+        for (int way = 0; way < (type == MHA_INT8 ? 2 : 1); way++) {
+            const signed char *byte = (const signed char *)half;
+            static float row[N];
+            float col[MHA__NR];
+            const int n = type == MHA_INT8 ? 100 : N;
+            for (int i = 0; i < MHA__NR; i++) col[i] = 0.1f + (float)i / 3;
+            for (int i = 0; i < N; i++) row[i] = 0.2f + (float)i / 7;
+            to[0] = to[n * MHA__NR + 1] = f_bits(CANARY);
+            kern->widen((mha_type)type, n, half, to + 1, way ? col : NULL, way ? NULL : row);
+            for (int i = 0; i < n * MHA__NR; i++) {
+                volatile float want = (float)byte[i] * (way ? col[i % MHA__NR] : row[i / MHA__NR]);
+                if (type == MHA_F16) want = mha__from_f16(half[i]);
+                if (type == MHA_BF16) want = mha__from_bf16(half[i]);
+                if (is_nan(want)) ASSERT(is_nan(to[1 + i]));
+                else ASSERT_EQ_FMT(bits_f(want), bits_f(to[1 + i]), "%08x");
+            }
+            ASSERT(bits_f(to[0]) == CANARY && bits_f(to[n * MHA__NR + 1]) == CANARY);
+        }
+    PASS();
+}
+
+/* The product with compact panels has the bits of widening them first. */
+TEST narrow_contract(mha_isa isa)
+{
+    enum { P = 6, K = 67 };
+    const mha__kernels *kern = mha__kernels_for(isa);
+    rng r = rng_make(test_seed + 480);
+    if (!kern->narrow) SKIPm("widen does it here");
+    for (int type = MHA_F16; type <= MHA_INT8; type++)
+        for (int np = 1; np <= P; np++)
+            for (int k = 0; k <= K; k += k < 18 ? 1 : 7) {
+                static float a[(K / MHA__NR + 1) * MHA__MR_MAX * MHA__NR], wide[P * K * MHA__NR];
+                static float got[P * MHA__MR_MAX * MHA__NR], want[P * MHA__MR_MAX * MHA__NR];
+                static uint16_t b[P * K * MHA__NR];
+                float col[P * MHA__NR];
+                const size_t size = type == MHA_INT8 ? 1 : 2;
+                rng_fill(&r, a, sizeof a / sizeof *a);
+                for (int i = 0; i < P * MHA__NR; i++) col[i] = fabsf(rng_normal(&r));
+                for (size_t i = 0; i < sizeof b / sizeof *b; i++)
+                    b[i] = type == MHA_INT8  ? (uint16_t)rng_u32(&r)
+                           : type == MHA_F16 ? mha__to_f16(rng_normal(&r))
+                                             : mha__to_bf16(rng_normal(&r));
+                for (size_t i = 0; i < sizeof got / sizeof *got; i++)
+                    got[i] = want[i] = f_bits(CANARY);
+                for (int p = 0; p < np; p++)
+                    kern->widen((mha_type)type, k,
+                                (const char *)b + (size_t)(p * k * MHA__NR) * size,
+                                wide + p * k * MHA__NR, col + p * MHA__NR, NULL);
+                kern->gemm(1, np, k, a, wide, MHA__NR, k * MHA__NR, want, NULL);
+                kern->narrow(np, k, a, (mha_type)type, b, type == MHA_INT8 ? col : NULL, got);
+                ASSERT(unchanged(want, got, sizeof got / sizeof *got));
+            }
+    PASS();
+}
+
 /* ---- nothing outside the operands ----------------------------------------------------------- */
 
 #ifdef HAVE_FENCES
@@ -555,7 +723,7 @@ static void on_fault(int sig)
 /* One call of a kernel: which of them, and its shape. */
 typedef struct visit {
     const mha__kernels *kern;
-    int what; /* 0 gemm, 1 softmax, 2 weigh, 3 transpose, 4 copy */
+    int what; /* 0 gemm, 1 softmax, 2 weigh, 3 transpose, 4 copy, 5 shape, 6 widen, 7 narrow */
     int m, np, k, strided, given, last;
     fence *f; /* 6 of them */
 } visit;
@@ -589,6 +757,30 @@ static void visit_run(const visit *v)
         v->kern->copy(v->np, fence_floats(v->f + 4, n, v->last), step,
                       fence_floats(v->f, n, v->last), step, 1.0f,
                       v->given ? fence_floats(v->f + 5, n_bias, v->last) : NULL);
+    } else if (v->what == 5) { /* one row of np blocks */
+        const size_t n_row = (size_t)((v->np - 1) * mr * MHA__NR + MHA__NR);
+        const size_t n = (size_t)(v->np * MHA__NR);
+        mha__shape how;
+        memset(&how, 0, sizeof how);
+        how.cap_in = how.cap_out = how.slope = 1.0f;
+        if (v->given) how.bias = fence_floats(v->f + 4, n, v->last);
+        if (v->strided) /* bytes: a quarter as long */
+            how.allow = (unsigned char *)fence_floats(v->f + 5, n / 4, v->last);
+        v->kern->shape(v->np, fence_floats(v->f, n_row, v->last), &how);
+    } else if (v->what == 6 || v->what == 7) { /* np rows, np panels of k rows */
+        const mha_type type = v->given ? MHA_INT8 : v->strided ? MHA_F16 : MHA_BF16;
+        const int k = v->k, rows = v->what == 6 ? v->np : v->np * k;
+        const float *from =
+            fence_floats(v->f + 4, (size_t)(rows * MHA__NR) / (type == MHA_INT8 ? 4 : 2), v->last);
+        if (v->what == 6)
+            v->kern->widen(type, rows, from, fence_floats(v->f, (size_t)(rows * MHA__NR), v->last),
+                           v->m % 2 ? fence_floats(v->f + 5, MHA__NR, v->last) : NULL,
+                           fence_floats(v->f + 3, (size_t)rows, v->last));
+        else if (v->kern->narrow)
+            v->kern->narrow(
+                v->np, k, fence_floats(v->f + 3, k ? 1 + at(v->kern, 0, k - 1) : 0, v->last), type,
+                from, fence_floats(v->f + 5, (size_t)(v->np * MHA__NR), v->last),
+                fence_floats(v->f, (size_t)((v->np - 1) * mr * MHA__NR + MHA__NR), v->last));
     } else {
         const float *row[MHA__NR];
         for (int i = 0; i < MHA__NR; i++) row[i] = fence_floats(v->f + 4, MHA__NR, (v->k + i) % 2);
@@ -606,10 +798,10 @@ static int visit_faults(const visit *v)
 
 static int visit_all(visit *v)
 {
-    for (v->what = 0; v->what < 5; v->what++)
+    for (v->what = 0; v->what < 8; v->what++)
         for (v->m = 1; v->m <= v->kern->mr; v->m++)
             for (v->np = 1; v->np <= NP_MAX; v->np++)
-                for (int k = 0; k < (v->what == 0 ? DEPTHS : 2); k++)
+                for (int k = 0; k < (v->what == 0 || v->what == 7 ? DEPTHS : 2); k++)
                     for (int way = 0; way < 8; way++) {
                         v->k = depths[k], v->strided = way % 2, v->given = way / 2 % 2;
                         v->last = way / 4;
@@ -620,7 +812,8 @@ static int visit_all(visit *v)
 
 TEST stays_inside(mha_isa isa)
 {
-    static const char *const names[] = { "gemm", "softmax", "weigh", "transpose", "copy" };
+    static const char *const names[] = { "gemm", "softmax", "weigh", "transpose",
+                                         "copy", "shape",   "widen", "narrow" };
     static const int sigs[2] = { SIGSEGV, SIGBUS };
     struct sigaction act, was[2];
     fence f[6];
@@ -843,7 +1036,8 @@ static mha_status layer_run(const size *s, const mha_layer *layer, const float *
     a.batch = s->B, a.seq = s->T, a.x = x, a.y = y;
     a.mask.causal = s->causal ? MHA_CAUSAL : MHA_NOT_CAUSAL;
     if (s->past == 0) return mha_forward(layer, &a);
-    st = mha_cache_create(&a.cache, layer, 1, s->past + 1);
+    st = mha_cache_create(&a.cache, layer,
+                          &(mha_cache_config){ .batch = 1, .capacity = s->past + 1 });
     if (st == MHA_OK) {
         float *other = test_floats((size_t)(s->past * s->D), 0.0f);
         a.seq = s->past, a.y = other;
@@ -933,6 +1127,11 @@ SUITE(kernels_suite)
     RUN_ON_EACH_ISA(weigh_contract);
     RUN_ON_EACH_ISA(transpose_contract);
     RUN_ON_EACH_ISA(copy_contract);
+    RUN_ON_EACH_ISA(cap_sweep);
+    RUN_ON_EACH_ISA(shape_contract);
+    RUN_ON_EACH_ISA(shape_nan);
+    RUN_ON_EACH_ISA(widen_contract);
+    RUN_ON_EACH_ISA(narrow_contract);
     RUN_ON_EACH_ISA(stays_inside);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         greatest_set_test_suffix(sizes[i].name);

@@ -1,6 +1,6 @@
 /* test_memory.c - who allocates what, what happens when that fails, and that nothing is read
    or written outside of what was given. */
-#include "fixture.h"
+#include "options.h"
 
 static int untouched(const void *p, size_t n)
 {
@@ -18,29 +18,86 @@ static void serial_for(void *ctx, int n, mha_task task, void *arg)
 
 /* ---- one forward call with all that it can be given --------------------------------------- */
 
-enum { SELF, CROSS, GROUPED };
+enum {
+    SELF,
+    CROSS,
+    GROUPED, /* and with what came later: */
+    RAGGED,
+    RAGGED_CROSS,
+    OPTIONS,
+    HALVES,
+    BYTES,
+    CACHED,
+    CACHED_RAGGED,
+    CACHED_HALVES,
+    CACHED_BYTES,
+    RING,
+    RING_BYTES,
+    ASKED,
+    KINDS
+};
+
+enum { HELD = 9 }; /* tokens that a cache holds before the call */
 
 typedef struct call {
-    net n;
+    rich l;
     mha_args a;
     float *x, *source, *source_v, *y, *attn, *mean, *lse;
     size_t nx, ns, nsv, nattn, nmean, nlse;
+    mha_cache *cache;
+    int cu[3], cu_source[3];
 } call;
 
-/* B = 2, T = 19, D = 24, H = 4; CROSS: S = 37 from two sources of widths 10 and 7. */
+static int is_cross(int kind)
+{
+    return kind == CROSS || kind == RAGGED_CROSS;
+}
+
+/* A cache that holds HELD tokens of each of two sequences, of which x may take T more. */
+static mha_status call_cache(call *c, int kind, int T)
+{
+    mha_cache_config cfg;
+    mha_args a;
+    mha_status st;
+    memset(&cfg, 0, sizeof cfg);
+    cfg.batch = 2;
+    cfg.capacity = HELD + T;
+    cfg.ring = kind == RING || kind == RING_BYTES;
+    cfg.type = kind == CACHED_HALVES                        ? MHA_F16
+               : kind == CACHED_BYTES || kind == RING_BYTES ? MHA_INT8
+                                                            : MHA_F32;
+    st = mha_cache_create(&c->cache, c->l.n.layer, &cfg);
+    memset(&a, 0, sizeof a);
+    a.batch = 2;
+    a.seq = HELD;
+    a.x = c->x;
+    a.cache = c->cache;
+    if (st == MHA_OK) st = mha_cache_append(c->l.n.layer, &a);
+    return st;
+}
+
+/* B = 2, T = 19, D = 24, H = 4; CROSS: S = 37 from two sources of widths 10 and 7. Ragged: 27 and
+   11 tokens, and 50 and 24. */
 static mha_status call_make(call *c, mha_isa isa, int kind)
 {
-    const int B = 2, T = 19, D = 24, H = 4, S = kind == CROSS ? 37 : T;
+    const int ragged = kind == RAGGED || kind == RAGGED_CROSS || kind == CACHED_RAGGED;
+    const int cached = kind >= CACHED, grouped = kind == GROUPED || kind >= OPTIONS;
+    const int B = 2, D = 24, H = 4, T = ragged ? 27 : 19;
+    const int S = is_cross(kind) ? (ragged ? 50 : 37) : kind == ASKED ? HELD : T + cached * HELD;
+    const int rows = 38, source_rows = is_cross(kind) ? 74 : 0;
     rng r = rng_make(test_seed + 7);
+    mha_status st;
     memset(c, 0, sizeof *c);
-    c->n = net_weights(isa, D, H, kind == GROUPED ? 2 : H, 6, 5, kind == CROSS ? 10 : 0,
-                       kind == CROSS ? 7 : 0, test_seed);
-    c->nx = (size_t)(B * T * D);
-    c->ns = (size_t)(B * S * c->n.cfg.d_source);
-    c->nsv = (size_t)(B * S * c->n.cfg.d_source_v);
-    c->nattn = (size_t)(B * H * T * S);
-    c->nmean = (size_t)(B * T * S);
-    c->nlse = (size_t)(B * H * T);
+    c->l = rich_weights(isa, D, H, grouped ? 2 : H, 6, 5, is_cross(kind) ? 10 : 0,
+                        is_cross(kind) ? 7 : 0, kind >= OPTIONS ? WITH_ALL : 0, test_seed);
+    if (kind == HALVES) c->l.n.cfg.weight_type = MHA_F16;
+    if (kind == BYTES) c->l.n.cfg.weight_type = MHA_INT8;
+    c->nx = (size_t)(rows * D);
+    c->ns = (size_t)(source_rows * c->l.n.cfg.d_source);
+    c->nsv = (size_t)(source_rows * c->l.n.cfg.d_source_v);
+    c->nattn = (size_t)(rows * H * S);
+    c->nmean = (size_t)(rows * S);
+    c->nlse = (size_t)(rows * H);
     c->x = rng_floats(&r, c->nx);
     c->source = rng_floats(&r, c->ns);
     c->source_v = rng_floats(&r, c->nsv);
@@ -49,20 +106,32 @@ static mha_status call_make(call *c, mha_isa isa, int kind)
     c->mean = test_floats(c->nmean, 0.0f);
     c->lse = test_floats(c->nlse, 0.0f);
     c->a.batch = B;
-    c->a.seq = T;
+    c->a.seq = ragged ? rows : T;
     c->a.x = c->x;
     c->a.y = c->y;
     c->a.lse = c->lse;
-    if (kind == CROSS) {
-        c->a.source_seq = S;
+    c->cu[1] = 27, c->cu[2] = rows;
+    c->cu_source[1] = 50, c->cu_source[2] = source_rows;
+    if (ragged) c->a.cu_seq = c->cu;
+    if (kind == RAGGED_CROSS) c->a.cu_source = c->cu_source;
+    if (is_cross(kind)) {
+        c->a.source_seq = ragged ? source_rows : S;
         c->a.source = c->source;
         c->a.source_v = c->source_v;
     }
-    return net_create(&c->n);
+    st = rich_create(&c->l);
+    if (st != MHA_OK || !cached) return st;
+    c->a.cache_only = kind == ASKED;
+    if (kind == RING || kind == RING_BYTES) c->a.mask.windowed = 1, c->a.mask.left = 7;
+    st = call_cache(c, kind, T);
+    c->a.cache = c->cache;
+    return st;
 }
 
+/* The cache as it was before the call. */
 static void call_blank(call *c)
 {
+    if (c->cache) mha_cache_truncate(c->cache, -1, HELD);
     memset(c->y, 0xa5, c->nx * sizeof(float));
     memset(c->attn, 0xa5, c->nattn * sizeof(float));
     memset(c->mean, 0xa5, c->nmean * sizeof(float));
@@ -71,6 +140,8 @@ static void call_blank(call *c)
 
 static int call_untouched(const call *c)
 {
+    for (int b = 0; b < 2 && c->cache; b++)
+        if (mha_cache_length(c->cache, b) != HELD) return 0;
     return untouched(c->y, c->nx * sizeof(float)) && untouched(c->attn, c->nattn * sizeof(float)) &&
            untouched(c->mean, c->nmean * sizeof(float)) &&
            untouched(c->lse, c->nlse * sizeof(float));
@@ -78,7 +149,8 @@ static int call_untouched(const call *c)
 
 static void call_free(call *c)
 {
-    net_free(&c->n);
+    mha_cache_free(c->cache);
+    rich_free(&c->l);
     free(c->x);
     free(c->source);
     free(c->source_v);
@@ -138,6 +210,12 @@ TEST layer_create_fails(mha_isa isa)
     net n = net_weights(isa, 24, 4, 2, 6, 5, 10, 7, test_seed);
     CHECK_CALL(each_allocation_fails(create_run, create_check, &n));
     net_free(&n);
+    for (int type = MHA_F32; type <= MHA_INT8; type++) {
+        rich l = rich_weights(isa, 24, 4, 2, 6, 5, 10, 7, WITH_ALL, test_seed);
+        l.n.cfg.weight_type = (mha_type)type;
+        CHECK_CALL(each_allocation_fails(create_run, create_check, &l.n));
+        rich_free(&l);
+    }
     PASS();
 }
 
@@ -145,7 +223,7 @@ static mha_status forward_run(void *ctx)
 {
     call *c = (call *)ctx;
     call_blank(c);
-    return mha_forward(c->n.layer, &c->a);
+    return mha_forward(c->l.n.layer, &c->a);
 }
 
 static int forward_check(const void *ctx)
@@ -155,7 +233,7 @@ static int forward_check(const void *ctx)
 
 TEST forward_fails(mha_isa isa)
 {
-    for (int kind = SELF; kind <= GROUPED; kind++) {
+    for (int kind = SELF; kind < KINDS; kind++) {
         call c;
         ASSERT_STATUS(MHA_OK, call_make(&c, isa, kind));
         CHECK_CALL(each_allocation_fails(forward_run, forward_check, &c));
@@ -189,6 +267,26 @@ static int sdpa_check(const void *ctx)
            untouched(p->lse, p->nlse * sizeof(float));
 }
 
+/* Two sequences of 27 and 11 queries and 50 and 24 keys, with all that scores can be given. */
+static problem problem_ragged(mha_isa isa)
+{
+    static const int cu[3] = { 0, 27, 38 }, cu_source[3] = { 0, 50, 74 };
+    static const float slope[4] = { 0.5f, 0.25f, 0.125f, 0.0625f };
+    static const float sink[4] = { 0.0f, 1.0f, -1.0f, 2.0f }, gate[4] = { 1.0f, 0.5f, 0.0f, 2.0f };
+    problem p = problem_make(isa, 1, 4, 2, 38, 74, 6, 5, test_seed);
+    p.a.batch = 2;
+    p.a.cu_seq = cu;
+    p.a.cu_source = cu_source;
+    p.a.softcap = 3.0f;
+    p.a.alibi = slope;
+    p.a.sink = sink;
+    p.a.gate = gate;
+    p.a.mask.causal = MHA_CAUSAL;
+    p.a.mask.windowed = 1;
+    p.a.mask.left = 20;
+    return p;
+}
+
 TEST sdpa_fails(mha_isa isa)
 {
     problem p = problem_make(isa, 2, 4, 2, 19, 37, 6, 5, test_seed);
@@ -196,6 +294,11 @@ TEST sdpa_fails(mha_isa isa)
     p.a.attn = NULL;
     CHECK_CALL(each_allocation_fails(sdpa_run, sdpa_check, &p));
     p.a.attn_mean = NULL;
+    CHECK_CALL(each_allocation_fails(sdpa_run, sdpa_check, &p));
+    problem_free(&p);
+    p = problem_ragged(isa);
+    CHECK_CALL(each_allocation_fails(sdpa_run, sdpa_check, &p));
+    p.a.attn = p.a.attn_mean = NULL;
     CHECK_CALL(each_allocation_fails(sdpa_run, sdpa_check, &p));
     problem_free(&p);
     PASS();
@@ -217,7 +320,7 @@ TEST stages_fail(mha_isa isa)
             mha_status st;
             call_blank(&c);
             test_fail_after = n;
-            st = mha_project_qkv(c.n.layer, &c.a, q, k, v);
+            st = mha_project_qkv(c.l.n.layer, &c.a, q, k, v);
             test_fail_after = -1;
             ASSERT_EQ(with_layer, test_live);
             if (st == MHA_OK) break;
@@ -228,7 +331,7 @@ TEST stages_fail(mha_isa isa)
             mha_status st;
             call_blank(&c);
             test_fail_after = n;
-            st = mha_project_out(c.n.layer, &c.a, o);
+            st = mha_project_out(c.l.n.layer, &c.a, o);
             test_fail_after = -1;
             ASSERT_EQ(with_layer, test_live);
             if (st == MHA_OK) break;
@@ -240,6 +343,80 @@ TEST stages_fail(mha_isa isa)
         free(o);
         call_free(&c);
         ASSERT_EQ(live, test_live);
+    }
+    PASS();
+}
+
+static mha_cache *made_cache; /* of cache_create_run */
+static mha_cache_config made_cfg;
+
+static mha_status cache_create_run(void *ctx)
+{
+    const net *n = (const net *)ctx;
+    mha_status st;
+    made_cache = (mha_cache *)ctx; /* anything but null */
+    st = mha_cache_create(&made_cache, n->layer, &made_cfg);
+    mha_cache_free(made_cache);
+    return st;
+}
+
+static int cache_create_check(const void *ctx)
+{
+    (void)ctx;
+    return made_cache == NULL;
+}
+
+TEST cache_create_fails(mha_isa isa)
+{
+    net n = net_weights(isa, 24, 4, 2, 6, 5, 0, 0, test_seed);
+    ASSERT_STATUS(MHA_OK, net_create(&n));
+    for (int type = MHA_F32; type <= MHA_INT8; type++)
+        for (int ring = 0; ring < 2; ring++) {
+            memset(&made_cfg, 0, sizeof made_cfg);
+            made_cfg.batch = 3;
+            made_cfg.capacity = 33;
+            made_cfg.ring = ring;
+            made_cfg.type = (mha_type)type;
+            CHECK_CALL(each_allocation_fails(cache_create_run, cache_create_check, &n));
+        }
+    net_free(&n);
+    PASS();
+}
+
+/* mha_cache_append may need no memory; if it takes some, it must survive not getting it. And what
+   mha_workspace_size says is enough. */
+TEST append_fails(mha_isa isa)
+{
+    for (int kind = CACHED; kind < ASKED; kind++) {
+        call c;
+        size_t size = 0;
+        unsigned char *workspace;
+        ASSERT_STATUS(MHA_OK, call_make(&c, isa, kind));
+        const long live = test_live;
+        for (long n = 0; n < 100; n++) {
+            mha_status st;
+            call_blank(&c);
+            test_fail_after = n;
+            st = mha_cache_append(c.l.n.layer, &c.a);
+            test_fail_after = -1;
+            ASSERT_EQ(live, test_live);
+            if (st == MHA_OK) break;
+            ASSERT_STATUS(MHA_ERR_MEMORY, st);
+            ASSERT(call_untouched(&c));
+        }
+        call_blank(&c);
+        ASSERT_STATUS(MHA_OK, mha_workspace_size(c.l.n.layer, &c.a, &size));
+        workspace = (unsigned char *)malloc(size + 16);
+        ASSERT(workspace != NULL);
+        memset(workspace, 0xa5, size + 16);
+        c.a.workspace = workspace + 3;
+        c.a.workspace_size = size;
+        test_allocs = 0;
+        ASSERT_STATUS(MHA_OK, mha_cache_append(c.l.n.layer, &c.a));
+        ASSERT_EQ_FMT(0L, test_allocs, "%ld");
+        ASSERT(untouched(workspace, 3) && untouched(workspace + 3 + size, 13));
+        free(workspace);
+        call_free(&c);
     }
     PASS();
 }
@@ -273,10 +450,11 @@ TEST nothing_allocated(mha_isa isa)
 {
     problem p = problem_make(isa, 2, 4, 2, 19, 37, 6, 5, test_seed);
     mha_pool *pool = NULL;
+    const int swapped[2] = { 1, 0 };
     char why[64];
 
     ASSERT_STATUS(MHA_OK, mha_pool_create(&pool, 2));
-    for (int kind = SELF; kind <= GROUPED; kind++)
+    for (int kind = SELF; kind < KINDS; kind++)
         for (int threads = 0; threads < 2; threads++) {
             call c;
             mha_layer *layer = NULL;
@@ -290,18 +468,26 @@ TEST nothing_allocated(mha_isa isa)
             if (threads) c.a.parallel = mha_pool_parallel(pool);
 
             test_allocs = 0;
-            ASSERT_STATUS(MHA_OK, mha_workspace_size(c.n.layer, &c.a, &c.a.workspace_size));
+            ASSERT_STATUS(MHA_OK, mha_workspace_size(c.l.n.layer, &c.a, &c.a.workspace_size));
             c.a.workspace = malloc(c.a.workspace_size + 1);
             ASSERT(c.a.workspace != NULL);
-            ASSERT_STATUS(MHA_OK, mha_forward_check(c.n.layer, &c.a, why, sizeof why));
-            ASSERT_STATUS(MHA_OK, mha_forward(c.n.layer, &c.a));
-            ASSERT_STATUS(MHA_OK, mha_project_qkv(c.n.layer, &c.a, q, NULL, NULL));
-            ASSERT_STATUS(MHA_OK, mha_project_out(c.n.layer, &c.a, o));
-            ASSERT_STATUS(MHA_OK, mha_layer_size(&c.n.cfg, &size));
+            ASSERT_STATUS(MHA_OK, mha_forward_check(c.l.n.layer, &c.a, why, sizeof why));
+            ASSERT_STATUS(MHA_OK, mha_forward(c.l.n.layer, &c.a));
+            if (c.cache) {
+                call_blank(&c);
+                if (kind != ASKED) ASSERT_STATUS(MHA_OK, mha_cache_append(c.l.n.layer, &c.a));
+                ASSERT_STATUS(MHA_OK, mha_cache_fork(c.cache, 0, c.cache, 1, -1));
+                ASSERT_STATUS(MHA_OK, mha_cache_reorder(c.cache, swapped));
+                call_blank(&c);
+            } else {
+                ASSERT_STATUS(MHA_OK, mha_project_qkv(c.l.n.layer, &c.a, q, NULL, NULL));
+            }
+            ASSERT_STATUS(MHA_OK, mha_project_out(c.l.n.layer, &c.a, o));
+            ASSERT_STATUS(MHA_OK, mha_layer_size(&c.l.n.cfg, &size));
             buffer = malloc(size);
             ASSERT(buffer != NULL);
-            ASSERT_STATUS(MHA_OK, mha_layer_check(&c.n.cfg, &c.n.w, why, sizeof why));
-            ASSERT_STATUS(MHA_OK, mha_layer_init(&layer, buffer, size, &c.n.cfg, &c.n.w));
+            ASSERT_STATUS(MHA_OK, mha_layer_check(&c.l.n.cfg, &c.l.n.w, why, sizeof why));
+            ASSERT_STATUS(MHA_OK, mha_layer_init(&layer, buffer, size, &c.l.n.cfg, &c.l.n.w));
             ASSERT_STATUS(MHA_OK, mha_forward(layer, &c.a));
             ASSERT_EQ_FMT(0L, test_allocs, "%ld");
 
@@ -363,11 +549,12 @@ static int guarded_intact(const guarded *g)
 typedef struct job {
     call *c;
     problem *p;
+    size_t step; /* between the offsets that are tried; 0 = 1 */
 } job;
 
 static mha_status job_size(const job *j, size_t *size)
 {
-    return j->c ? mha_workspace_size(j->c->n.layer, &j->c->a, size)
+    return j->c ? mha_workspace_size(j->c->l.n.layer, &j->c->a, size)
                 : mha_sdpa_workspace_size(&j->p->a, size);
 }
 
@@ -416,11 +603,11 @@ TEST exact_job(job *j)
     size_t size = 0;
     rng r = rng_make(test_seed);
 
+    ASSERT_STATUS(MHA_OK, job_size(j, &size));
     ASSERT_STATUS(MHA_OK, job_run(j, NULL, 0)); /* from MHA_MALLOC */
     job_outputs(j, want);
-    ASSERT_STATUS(MHA_OK, job_size(j, &size));
     ASSERT(size > 0);
-    for (size_t off = 0; off < 64; off++) {
+    for (size_t off = 0; off < 64; off += j->step ? j->step : 1) {
         /* NaNs, zeros, anything: what is in the workspace before does not matter */
         guarded g = guarded_make(size, off, off % 3 == 0 ? 0xff : 0);
         if (off % 3 == 2)
@@ -452,10 +639,10 @@ TEST exact_job(job *j)
 TEST exact_workspace(mha_isa isa)
 {
     problem p = problem_make(isa, 2, 4, 2, 19, 37, 6, 5, test_seed);
-    for (int kind = SELF; kind <= GROUPED; kind++)
+    for (int kind = SELF; kind < KINDS; kind++)
         for (int what = 0; what < 4; what++) {
             call c;
-            job j = { &c, NULL };
+            job j = { &c, NULL, kind <= GROUPED ? 1 : 20 };
             ASSERT_STATUS(MHA_OK, call_make(&c, isa, kind));
             if (what == 1 || what == 3) c.a.attn = c.attn;
             if (what >= 2) c.a.attn_mean = c.mean;
@@ -466,12 +653,16 @@ TEST exact_workspace(mha_isa isa)
             CHECK_CALL(exact_job(&j));
             call_free(&c);
         }
-    for (int what = 0; what < 4; what++) {
-        job j = { NULL, NULL };
+    for (int what = 0; what < 8; what++) {
+        job j = { NULL, NULL, what < 4 ? 1 : 20 };
+        if (what == 4) {
+            problem_free(&p);
+            p = problem_ragged(isa);
+        }
         j.p = &p;
-        p.a.attn = what == 1 || what == 3 ? p.attn : NULL;
-        p.a.attn_mean = what >= 2 ? p.mean : NULL;
-        if (what == 3) {
+        p.a.attn = what % 2 ? p.attn : NULL;
+        p.a.attn_mean = what % 4 >= 2 ? p.mean : NULL;
+        if (what % 4 == 3) {
             p.a.parallel.parallel_for = serial_for;
             p.a.parallel.threads = 3;
         }
@@ -490,7 +681,7 @@ TEST large_workspace(mha_isa isa)
     ASSERT_STATUS(MHA_OK, call_make(&c, isa, SELF));
     ASSERT_STATUS(MHA_OK, forward_run(&c));
     want = copy_floats(c.y, c.nx);
-    ASSERT_STATUS(MHA_OK, mha_workspace_size(c.n.layer, &c.a, &size));
+    ASSERT_STATUS(MHA_OK, mha_workspace_size(c.l.n.layer, &c.a, &size));
     {
         guarded g = guarded_make(size + 1000, 5, 0xff);
         c.a.workspace = g.p;
@@ -505,23 +696,41 @@ TEST large_workspace(mha_isa isa)
     PASS();
 }
 
+/* One workspace serves every step: how much a cache holds does not count. */
+TEST workspace_of_every_step(mha_isa isa)
+{
+    for (int kind = CACHED; kind < KINDS; kind++) {
+        call c;
+        size_t first = 0, size = 0;
+        ASSERT_STATUS(MHA_OK, call_make(&c, isa, kind));
+        for (int n = 0; n <= HELD; n++) {
+            ASSERT_STATUS(MHA_OK, mha_cache_truncate(c.cache, -1, HELD - n));
+            ASSERT_STATUS(MHA_OK, mha_workspace_size(c.l.n.layer, &c.a, &size));
+            if (n == 0) first = size;
+            ASSERT_EQ_FMT((unsigned long)first, (unsigned long)size, "%lu");
+        }
+        call_free(&c);
+    }
+    PASS();
+}
+
 /* ---- a layer in the caller's buffer ------------------------------------------------------- */
 
 TEST layer_in_buffer(mha_isa isa)
 {
-    for (int kind = SELF; kind <= GROUPED; kind++) {
+    for (int kind = SELF; kind <= BYTES; kind++) {
         call c;
         float *want;
         size_t size = 0;
         ASSERT_STATUS(MHA_OK, call_make(&c, isa, kind));
         ASSERT_STATUS(MHA_OK, forward_run(&c));
         want = copy_floats(c.y, c.nx);
-        ASSERT_STATUS(MHA_OK, mha_layer_size(&c.n.cfg, &size));
-        for (size_t off = 0; off < 64; off++) {
+        ASSERT_STATUS(MHA_OK, mha_layer_size(&c.l.n.cfg, &size));
+        for (size_t off = 0; off < 64; off += kind <= GROUPED ? 1 : 13) {
             guarded g = guarded_make(size, off, off % 2 ? 0xff : 0);
             mha_layer *layer = NULL;
             long live;
-            ASSERT_STATUS(MHA_OK, mha_layer_init(&layer, g.p, size, &c.n.cfg, &c.n.w));
+            ASSERT_STATUS(MHA_OK, mha_layer_init(&layer, g.p, size, &c.l.n.cfg, &c.l.n.w));
             ASSERT((unsigned char *)layer >= g.p && (unsigned char *)layer < g.p + size);
             call_blank(&c);
             ASSERT_STATUS(MHA_OK, mha_forward(layer, &c.a));
@@ -536,7 +745,8 @@ TEST layer_in_buffer(mha_isa isa)
             ASSERT(unchanged(want, c.y, c.nx));
 
             memset(g.p, 0xa5, size);
-            ASSERT_STATUS(MHA_ERR_BUFFER, mha_layer_init(&layer, g.p, size - 1, &c.n.cfg, &c.n.w));
+            ASSERT_STATUS(MHA_ERR_BUFFER,
+                          mha_layer_init(&layer, g.p, size - 1, &c.l.n.cfg, &c.l.n.w));
             ASSERT_EQ(NULL, layer);
             ASSERT(untouched(g.p, size) && guarded_intact(&g));
             free(g.memory);
@@ -544,6 +754,61 @@ TEST layer_in_buffer(mha_isa isa)
         free(want);
         call_free(&c);
     }
+    PASS();
+}
+
+/* A cache of every kind in exactly the bytes it asks for; one less is refused. */
+TEST cache_in_buffer(mha_isa isa)
+{
+    enum { T = 6, D = 24 };
+    rich l = rich_weights(isa, D, 4, 2, 6, 5, 0, 0, WITH_ROPE | WITH_NORM, test_seed);
+    rng r = rng_make(test_seed + 8);
+    float *x = rng_floats(&r, 2 * T * D), *y = test_floats(2 * T * D, 0.0f);
+    float *want = test_floats(2 * T * D, 0.0f);
+    ASSERT_STATUS(MHA_OK, rich_create(&l));
+    for (int kind = 0; kind < 8; kind++) {
+        mha_cache_config cfg;
+        mha_args a;
+        size_t size = 0;
+        memset(&cfg, 0, sizeof cfg);
+        memset(&a, 0, sizeof a);
+        cfg.batch = 2;
+        cfg.capacity = 2 * T + 1;
+        cfg.ring = kind % 2;
+        cfg.type = (mha_type)(kind / 2);
+        a.batch = 2;
+        a.seq = T;
+        a.x = x;
+        a.mask.windowed = 1;
+        a.mask.left = T;
+        ASSERT_STATUS(MHA_OK, mha_cache_size(l.n.layer, &cfg, &size));
+        for (size_t off = 0; off < 64; off += 3) {
+            guarded g = guarded_make(size, off, off % 2 ? 0xff : 0);
+            mha_cache *cache = NULL;
+            long live;
+            ASSERT_STATUS(MHA_OK, mha_cache_init(&cache, g.p, size, l.n.layer, &cfg));
+            ASSERT((unsigned char *)cache >= g.p && (unsigned char *)cache < g.p + size);
+            a.cache = cache;
+            a.y = off ? y : want;
+            for (int n = 0; n < 2 + 2 * cfg.ring; n++) /* a ring goes round */
+                ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
+            ASSERTm("written outside of the buffer", guarded_intact(&g));
+            ASSERTm("bits depend on the address", off == 0 || unchanged(want, y, 2 * T * D));
+            live = test_live; /* freeing it does nothing */
+            mha_cache_free(cache);
+            ASSERT_EQ(live, test_live);
+            ASSERT_EQ_FMT(cfg.ring ? 4 * T : 2 * T, mha_cache_length(cache, 1), "%d");
+            memset(g.p, 0xa5, size);
+            ASSERT_STATUS(MHA_ERR_BUFFER, mha_cache_init(&cache, g.p, size - 1, l.n.layer, &cfg));
+            ASSERT_EQ(NULL, cache);
+            ASSERT(untouched(g.p, size) && guarded_intact(&g));
+            free(g.memory);
+        }
+    }
+    rich_free(&l);
+    free(x);
+    free(y);
+    free(want);
     PASS();
 }
 
@@ -584,16 +849,16 @@ TEST float_alignment(mha_isa isa)
         ASSERT_STATUS(MHA_OK, forward_run(&c));
         want = copy_floats(c.y, c.nx);
 
-        w = c.n.w;
-        w.q = shifted(w.q, net_len(&c.n.cfg, 0), &blocks[n++]);
-        w.k = shifted(w.k, net_len(&c.n.cfg, 1), &blocks[n++]);
-        w.v = shifted(w.v, net_len(&c.n.cfg, 2), &blocks[n++]);
-        w.out = shifted(w.out, net_len(&c.n.cfg, 3), &blocks[n++]);
-        w.b_q = shifted(w.b_q, net_len(&c.n.cfg, 4), &blocks[n++]);
-        w.b_k = shifted(w.b_k, net_len(&c.n.cfg, 5), &blocks[n++]);
-        w.b_v = shifted(w.b_v, net_len(&c.n.cfg, 6), &blocks[n++]);
-        w.b_out = shifted(w.b_out, net_len(&c.n.cfg, 7), &blocks[n++]);
-        ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &c.n.cfg, &w));
+        w = c.l.n.w;
+        w.q = shifted(w.q, net_len(&c.l.n.cfg, 0), &blocks[n++]);
+        w.k = shifted(w.k, net_len(&c.l.n.cfg, 1), &blocks[n++]);
+        w.v = shifted(w.v, net_len(&c.l.n.cfg, 2), &blocks[n++]);
+        w.out = shifted(w.out, net_len(&c.l.n.cfg, 3), &blocks[n++]);
+        w.b_q = shifted(w.b_q, net_len(&c.l.n.cfg, 4), &blocks[n++]);
+        w.b_k = shifted(w.b_k, net_len(&c.l.n.cfg, 5), &blocks[n++]);
+        w.b_v = shifted(w.b_v, net_len(&c.l.n.cfg, 6), &blocks[n++]);
+        w.b_out = shifted(w.b_out, net_len(&c.l.n.cfg, 7), &blocks[n++]);
+        ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &c.l.n.cfg, &w));
         c.a.x = shifted(c.x, c.nx, &blocks[n++]);
         if (kind == CROSS) {
             c.a.source = shifted(c.source, c.ns, &blocks[n++]);
@@ -647,19 +912,24 @@ TEST sdpa_float_alignment(mha_isa isa)
 /* A layer keeps nothing of config and weights but its own copy. */
 TEST weights_are_copied(mha_isa isa)
 {
-    for (int kind = SELF; kind <= GROUPED; kind++) {
+    for (int kind = SELF; kind <= BYTES; kind++) {
         call c;
         float *want;
         ASSERT_STATUS(MHA_OK, call_make(&c, isa, kind));
         ASSERT_STATUS(MHA_OK, forward_run(&c));
         want = copy_floats(c.y, c.nx);
         for (int i = 0; i < 8; i++) {
-            memset(c.n.m[i], 0xff, net_len(&c.n.cfg, i) * sizeof(float));
-            free(c.n.m[i]);
-            c.n.m[i] = NULL;
+            memset(c.l.n.m[i], 0xff, net_len(&c.l.n.cfg, i) * sizeof(float));
+            free(c.l.n.m[i]);
+            c.l.n.m[i] = NULL;
         }
-        memset(&c.n.cfg, 0xff, sizeof c.n.cfg);
-        memset(&c.n.w, 0xff, sizeof c.n.w);
+        while (c.l.n_more > 0) { /* of one number at least */
+            c.l.n_more--;
+            memset(c.l.more[c.l.n_more], 0xff, sizeof(float));
+            free(c.l.more[c.l.n_more]);
+        }
+        memset(&c.l.n.cfg, 0xff, sizeof c.l.n.cfg);
+        memset(&c.l.n.w, 0xff, sizeof c.l.n.w);
         ASSERT_STATUS(MHA_OK, forward_run(&c));
         ASSERT(unchanged(want, c.y, c.nx));
         free(want);
@@ -698,7 +968,7 @@ TEST inputs_unchanged(mha_isa isa)
 /* y may be x. */
 TEST layer_in_place(mha_isa isa)
 {
-    for (int kind = SELF; kind <= GROUPED; kind++)
+    for (int kind = SELF; kind < KINDS; kind++)
         for (int taps = 0; taps < 2; taps++) {
             call c;
             ASSERT_STATUS(MHA_OK, call_make(&c, isa, kind));
@@ -706,7 +976,8 @@ TEST layer_in_place(mha_isa isa)
             c.a.attn_mean = taps ? c.mean : NULL;
             ASSERT_STATUS(MHA_OK, forward_run(&c));
             c.a.y = c.x;
-            ASSERT_STATUS(MHA_OK, mha_forward(c.n.layer, &c.a));
+            if (c.cache) ASSERT_STATUS(MHA_OK, mha_cache_truncate(c.cache, -1, HELD));
+            ASSERT_STATUS(MHA_OK, mha_forward(c.l.n.layer, &c.a));
             ASSERT(unchanged(c.y, c.x, c.nx));
             call_free(&c);
         }
@@ -789,11 +1060,15 @@ SUITE(memory_suite)
     RUN_ON_EACH_ISA(forward_fails);
     RUN_ON_EACH_ISA(sdpa_fails);
     RUN_ON_EACH_ISA(stages_fail);
+    RUN_ON_EACH_ISA(cache_create_fails);
+    RUN_ON_EACH_ISA(append_fails);
     RUN_TEST(pool_create_fails);
     RUN_ON_EACH_ISA(nothing_allocated);
     RUN_ON_EACH_ISA(exact_workspace);
     RUN_ON_EACH_ISA(large_workspace);
+    RUN_ON_EACH_ISA(workspace_of_every_step);
     RUN_ON_EACH_ISA(layer_in_buffer);
+    RUN_ON_EACH_ISA(cache_in_buffer);
     RUN_ON_EACH_ISA(float_alignment);
     RUN_ON_EACH_ISA(sdpa_float_alignment);
     RUN_ON_EACH_ISA(weights_are_copied);

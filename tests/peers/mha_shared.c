@@ -149,7 +149,9 @@ int ours_layer(ours *o, int isa, int D, int H, int G, int d, const float *w_qkv,
     if (past >= 0) {
         float *sink = malloc((size_t)past * (size_t)D * sizeof(float) + 1);
         mha_status status = sink ? MHA_OK : MHA_ERR_MEMORY;
-        if (status == MHA_OK) status = mha_cache_create(&o->cache, o->layer, B, past + T);
+        if (status == MHA_OK)
+            status = mha_cache_create(&o->cache, o->layer,
+                                      &(mha_cache_config){ .batch = B, .capacity = past + T });
         a->cache = o->cache, a->seq = past, a->x = before, a->y = sink;
         if (status == MHA_OK && past > 0) {
             mha_forward_check(o->layer, a, o->why, sizeof o->why);
