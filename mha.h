@@ -446,7 +446,7 @@ typedef struct mha_args {
                           then the longest, lse is [H,seq], attn [H,seq,S], attn_mean [seq,S] */
     const int *cu_source;        /* [B+1] the same for source; source_seq = cu_source[B] or 0 */
     const int *positions;        /* [B,T] or [seq]: positions for rope. Default: 0, 1, ... in each
-                                  sequence, in a cache from its length on */
+                                  sequence; of what is appended to a cache, from its length on */
     const int *source_positions; /* [B,S] or [source_seq]: the same for source */
     const float *gate;           /* multiplies each head's output before W_O; 0 skips its work */
     mha_gate_stride gate_stride;
@@ -4986,7 +4986,8 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
     for (b = 0; b < r->batch; b++) {
         ptrdiff_t more = mha__brought(r, d, b), had = cache->length[b], room, asked, left;
         room = (cache->cfg.ring ? INT_MAX : cache->cfg.capacity) - had;
-        if (more > room) {
+        if (more > room &&
+            (need & MHA__WORK)) { /* how much memory is needed can be asked all the same */
             mha__fail(why, MHA_ERR_FULL, "# more tokens do not fit: sequence # ", "", more, b);
             return mha__fail(why, MHA_ERR_FULL, "of the cache holds # of #", "", had,
                              cache->cfg.capacity);

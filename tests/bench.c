@@ -48,20 +48,25 @@
 typedef struct row {
     const char *name;
     int B, T, cached, D, H, G, causal, bias;
+    mha_type type; /* of weights and cache; other than F32: the layer only */
 } row;
 
 static const row rows[] = {
-    { "tiny", 1, 16, 0, 64, 4, 4, 0, 1 },
-    { "encoder-small", 1, 128, 0, 384, 12, 12, 0, 1 }, /* MiniLM */
-    { "bert-base", 8, 128, 0, 768, 12, 12, 0, 1 },
-    { "base-paper", 32, 64, 0, 512, 8, 8, 0, 1 }, /* Attention Is All You Need */
-    { "gpt2-prefill", 1, 1024, 0, 768, 12, 12, 1, 1 },
-    { "llama-gqa", 1, 512, 0, 2048, 32, 8, 1, 0 },
-    { "long-causal", 1, 4096, 0, 512, 8, 8, 1, 1 },
-    { "long-full", 1, 4096, 0, 512, 8, 8, 0, 1 },
-    { "decode-768", 1, 1, 1024, 768, 12, 12, 1, 1 },
-    { "decode-gqa2048", 1, 1, 1024, 2048, 32, 8, 1, 0 },
-    { "overhead", 1, 1, 0, 16, 1, 1, 0, 1 }, /* next to no arithmetic: what a call costs anyway */
+    { "tiny", 1, 16, 0, 64, 4, 4, 0, 1, MHA_F32 },
+    { "encoder-small", 1, 128, 0, 384, 12, 12, 0, 1, MHA_F32 }, /* MiniLM */
+    { "bert-base", 8, 128, 0, 768, 12, 12, 0, 1, MHA_F32 },
+    { "base-paper", 32, 64, 0, 512, 8, 8, 0, 1, MHA_F32 }, /* Attention Is All You Need */
+    { "gpt2-prefill", 1, 1024, 0, 768, 12, 12, 1, 1, MHA_F32 },
+    { "llama-gqa", 1, 512, 0, 2048, 32, 8, 1, 0, MHA_F32 },
+    { "long-causal", 1, 4096, 0, 512, 8, 8, 1, 1, MHA_F32 },
+    { "long-full", 1, 4096, 0, 512, 8, 8, 0, 1, MHA_F32 },
+    { "decode-768", 1, 1, 1024, 768, 12, 12, 1, 1, MHA_F32 },
+    { "decode-gqa2048", 1, 1, 1024, 2048, 32, 8, 1, 0, MHA_F32 },
+    { "decode-gqa2048-f16", 1, 1, 1024, 2048, 32, 8, 1, 0, MHA_F16 },
+    { "decode-gqa2048-bf16", 1, 1, 1024, 2048, 32, 8, 1, 0, MHA_BF16 },
+    { "decode-gqa2048-int8", 1, 1, 1024, 2048, 32, 8, 1, 0, MHA_INT8 },
+    { "overhead", 1, 1, 0, 16, 1, 1, 0, 1,
+      MHA_F32 }, /* next to no arithmetic: what a call costs anyway */
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
@@ -491,7 +496,8 @@ static double bytes_read(const row *r, int part)
 {
     double D = r->D, H = r->H, G = r->G, d = D / H;
     double kv = 2.0 * r->B * (r->cached + r->T) * G * d;
-    return 4 * (part == CORE ? kv : kv + D * (H + 2 * G) * d + H * d * D);
+    double size = r->type == MHA_F32 ? 4 : r->type == MHA_INT8 ? 1 : 2;
+    return size * (part == CORE ? kv : kv + D * (H + 2 * G) * d + H * d * D);
 }
 
 static mha_layer *make_layer(const row *r, mha_isa isa, const mha_weights *w)
@@ -504,6 +510,7 @@ static mha_layer *make_layer(const row *r, mha_isa isa, const mha_weights *w)
     cfg.n_heads = r->H;
     cfg.n_kv_heads = r->G;
     cfg.isa = isa;
+    cfg.weight_type = r->type;
     status = mha_layer_create(&layer, &cfg, w);
     if (status != MHA_OK) {
         mha_layer_check(&cfg, w, why, sizeof why);
@@ -515,13 +522,15 @@ static mha_layer *make_layer(const row *r, mha_isa isa, const mha_weights *w)
 static mha_cache *make_cache(const row *r, const mha_layer *layer)
 {
     mha_cache *cache = NULL;
+    mha_cache_config room = { 0 };
     mha_args a = { 0 };
     size_t n = (size_t)r->B * (size_t)r->cached * (size_t)r->D;
     float *x = (float *)malloc(n * sizeof *x);
-    mha_status status =
-        x ? mha_cache_create(&cache, layer,
-                             &(mha_cache_config){ .batch = r->B, .capacity = r->cached + r->T })
-          : MHA_ERR_MEMORY;
+    mha_status status;
+    room.batch = r->B;
+    room.capacity = r->cached + r->T;
+    room.type = r->type;
+    status = x ? mha_cache_create(&cache, layer, &room) : MHA_ERR_MEMORY;
     if (status == MHA_OK) {
         fill(x, n, 1.0);
         a.batch = r->B;
@@ -628,7 +637,7 @@ static void make_row(const row *r)
     }
     free(weights);
     for (state = first_state(r); state <= last_state(r); state++)
-        for (part = LAYER; part <= CORE && wanted(r, state); part++)
+        for (part = LAYER; part <= (r->type == MHA_F32 ? CORE : LAYER) && wanted(r, state); part++)
             for (isa = 0; isa < n_isas; isa++)
                 for (many = 0; many < n_many; many++) {
                     cell *c = &cells[n_cells++];
