@@ -33,12 +33,11 @@ run: ## build and run examples/encoder_layer.c; ARGS="--help" for more
 test: ## run the tests; SEED=n CASES=n GREATEST=dir CC=cc CFLAGS=-O2
 	@$(ENV) sh tests/run.sh
 
-examples: ## build and run every example
+examples: ## build and run every example; they write to build/ only
 	@mkdir -p build/examples
-	@set -e; for f in examples/*.c; do \
-	    exe=build/examples/`basename $$f .c`; echo "== $$f"; \
-	    $(CC) $(CFLAGS) -Wall -Wextra -o $$exe $$f $(LDFLAGS) -lm -pthread; $$exe; \
-	done
+	@ls examples/*.c | xargs -P 2 -I FILE sh -c '$(CC) $(CFLAGS) -Wall -Wextra \
+	    -o build/examples/`basename FILE .c` FILE $(LDFLAGS) -lm -pthread'
+	@set -e; for f in examples/*.c; do echo "== $$f"; build/examples/`basename $$f .c`; done
 
 bench: ## measure speed; BENCH_ARGS="--help" for more
 	@mkdir -p build

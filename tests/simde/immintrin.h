@@ -7,6 +7,7 @@
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <math.h>
 #include <simde/x86/avx512.h>
+#include <simde/x86/f16c.h>
 #include <simde/x86/fma.h>
 
 #ifdef SIMDE_X86_AVX_NATIVE
@@ -109,5 +110,56 @@ static inline float emu_first(__m512 x)
     return f[0];
 }
 #define _mm512_cvtss_f32(x) emu_first(x)
+
+#ifndef __mmask16
+#define __mmask16 simde__mmask16
+#endif
+
+static inline __mmask16 emu_zero_bytes(__m128i a, __m128i b)
+{
+    return (__mmask16)simde_mm_movemask_epi8(simde_mm_cmpeq_epi8(a, b));
+}
+#define _mm_cmpeq_epi8_mask(a, b) emu_zero_bytes(a, b)
+
+static inline __m512 emu_from_ints(__m512i x)
+{
+    int u[16], i;
+    float f[16];
+    simde_mm512_storeu_si512(u, x);
+    for (i = 0; i < 16; i++) f[i] = (float)u[i];
+    return simde_mm512_loadu_ps(f);
+}
+#define _mm512_cvtepi32_ps(x) emu_from_ints(x)
+
+static inline __m512i emu_from_bytes(__m128i x)
+{
+    signed char b[16];
+    int u[16], i;
+    simde_mm_storeu_si128((__m128i *)b, x);
+    for (i = 0; i < 16; i++) u[i] = b[i];
+    return simde_mm512_loadu_si512(u);
+}
+#define _mm512_cvtepi8_epi32(x) emu_from_bytes(x)
+
+static inline __m512i emu_from_shorts(__m256i x)
+{
+    unsigned short b[16];
+    int u[16], i;
+    simde_mm256_storeu_si256((__m256i *)b, x);
+    for (i = 0; i < 16; i++) u[i] = b[i];
+    return simde_mm512_loadu_si512(u);
+}
+#define _mm512_cvtepu16_epi32(x) emu_from_shorts(x)
+
+static inline __m512 emu_from_halves(__m256i x)
+{
+    __m128i h[2];
+    float f[16];
+    simde_mm256_storeu_si256((__m256i *)h, x);
+    simde_mm256_storeu_ps(f, simde_mm256_cvtph_ps(h[0]));
+    simde_mm256_storeu_ps(f + 8, simde_mm256_cvtph_ps(h[1]));
+    return simde_mm512_loadu_ps(f);
+}
+#define _mm512_cvtph_ps(x) emu_from_halves(x)
 
 #endif
