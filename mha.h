@@ -77,7 +77,7 @@
    - The bits of an output row depend on that row's query, on the keys and values it
      sees and on the weights - not on the number of threads, nor on the batch around it, nor
      on whether the tokens came in one call or one by one through a cache.
-     (One program on one instruction set; not under -ffast-math.)
+     (One program on one instruction set; not under -ffast-math, nor with the x87 of old i386.)
    - Memory beyond inputs and outputs is O(T*D), never O(T*T), unless you ask for the
      attention weights. With a workspace given, no call allocates, locks or calls the OS (the
      built-in pool does lock).
@@ -91,8 +91,8 @@
    Weights are packed once, when a layer is made, for kernels chosen then: AVX2+FMA or AVX-512 on
    x86-64 (found at run time: plain cc -O2 is enough), NEON on aarch64, portable C elsewhere. q, k
    and v are written where attention reads them, scores exist one tile at a time, and what causal,
-   windows and lengths exclude is not computed. Bring a workspace and threads to go faster. For one query
-   at a time use a cache: it keeps the keys packed, which mha_sdpa does anew in every call.
+   windows and lengths exclude is not computed. Bring a workspace and threads to go faster. For one
+   query at a time use a cache: it keeps the keys packed, which mha_sdpa does anew in every call.
    2^x is a polynomial in the kernels: within 1 ulp, 1.23 where there is no fused multiply-add.
 
 
@@ -191,7 +191,7 @@ MHA_API const char *mha_isa_name(mha_isa isa);
 
 /* ---- masks, shared by both levels ------------------------------------------------ */
 
-/* Distance in elements, of either sign, between neighbours along each axis of a mask; 0 = broadcast.
+/* Distance in elements, of either sign, between neighbours along each axis of a mask; 0: shared.
    All four zero is the default: one mask [T,S] shared by batch and heads.
        [T,S] {0,0,S,1}   [B,S] {S,0,0,1}   [B,T,S] {T*S,0,S,1}   [B,H,T,S] {H*T*S,T*S,S,1} */
 typedef struct mha_mask_stride {
@@ -215,7 +215,8 @@ typedef struct mha_mask {
     const int *key_len;   /* [B] keys j >= key_len[b] are excluded, 0 <= key_len[b] <= S; or null */
     mha_causal causal;    /* default MHA_NOT_CAUSAL */
     const int *key_start; /* [B] keys j < key_start[b] are excluded (left padding); or null */
-    const unsigned char *key_padding; /* [B,S] PyTorch's key_padding_mask: non-zero = EXCLUDED */
+    const unsigned char *key_padding; /* [B,S] PyTorch's key_padding_mask: non-zero = EXCLUDED. For
+                                         other strides use allow */
     int windowed;    /* 1: a query at position p sees keys p - left .. p + right only */
     int left, right; /* of the window, 0 = none on that side, -1 = all; with windowed = 1 only */
 } mha_mask;
@@ -318,14 +319,15 @@ MHA_API mha_status mha_alibi_slopes(int heads, float *slopes);
 
 /* ---- number formats ------------------------------------------------------------------ */
 
-/* How weights and cached keys and values are kept. All arithmetic is float32. Error on N(0,1)
-   data, of the largest number: see README. */
+/* How weights and cached keys and values are kept. All arithmetic is float32. INT8 has a scale for
+   each output of a weight matrix, for each key and each value of a head in a cache. The error they
+   bring on N(0,1) data, of max|y|, D = 256: weights in F16 1.7e-4, BF16 1.4e-3, INT8 5.2e-3; a
+   cache 1.5e-4, 9.6e-4, 3.0e-3. */
 typedef enum mha_type {
     MHA_F32 = 0,
     MHA_F16,  /* IEEE half: 11 bits, up to 65504; larger numbers become infinite */
     MHA_BF16, /* the upper half of a float: 8 bits */
-    MHA_INT8 /* symmetric, -127 .. 127 times a scale: of each output of a weight matrix, of each key
-                 and value of each head in a cache */
+    MHA_INT8  /* -127 .. 127 times a scale */
 } mha_type;
 
 /* n numbers between F32, F16 and BF16, to nearest even; from and to must not overlap. */
@@ -341,21 +343,22 @@ typedef enum mha_norm {
 } mha_norm;
 
 typedef struct mha_config {
-    int d_model;    /* D: width of x and y. Required */
-    int n_heads;    /* H. Required */
-    int n_kv_heads; /* G: must divide n_heads. Default: n_heads */
-    int d_k;        /* width of a query/key head. Default: d_model / n_heads, which must divide */
-    int d_v;        /* width of a value head. Default: d_k */
-    int d_source;   /* width of the key/value source in cross-attention. Default: d_model */
-    int d_source_v; /* width of the value source, if it is another. Default: d_source */
-    float scale;    /* multiplies the scores. Default: 1/sqrt(d_k) */
-    mha_isa isa;    /* default: the best this CPU has */
-    mha_rope rope;  /* rotary positions. Default: none */
-    float softcap;  /* scores become softcap * tanh(score / softcap). Default: they do not */
-    int alibi;      /* 1: scores get -slope * |distance|, slopes from weights.alibi or the usual */
-    mha_norm qk_norm;     /* of each head of q and of k, before rope. Default: none */
-    float norm_eps;       /* default 1e-6 */
-    int zero_attn;        /* 1: one more key and value, all zeros (PyTorch's add_zero_attn) */
+    int d_model;      /* D: width of x and y. Required */
+    int n_heads;      /* H. Required */
+    int n_kv_heads;   /* G: must divide n_heads. Default: n_heads */
+    int d_k;          /* width of a query/key head. Default: d_model / n_heads, which must divide */
+    int d_v;          /* width of a value head. Default: d_k */
+    int d_source;     /* width of the key/value source in cross-attention. Default: d_model */
+    int d_source_v;   /* width of the value source, if it is another. Default: d_source */
+    float scale;      /* multiplies the scores. Default: 1/sqrt(d_k) */
+    mha_isa isa;      /* default: the best this CPU has */
+    mha_rope rope;    /* rotary positions. Default: none */
+    float softcap;    /* scores become softcap * tanh(score / softcap), <= 1e30. Default: do not */
+    int alibi;        /* 1: scores get -slope * |distance|, slopes from weights.alibi or the usual;
+                       distances up to 2^24 are exact */
+    mha_norm qk_norm; /* of each head of q and of k, before rope. Default: none */
+    float norm_eps;   /* default 1e-6 */
+    int zero_attn;    /* 1: one more key and value, all zeros (PyTorch's add_zero_attn) */
     mha_type weight_type; /* how the four matrices are kept. Default: MHA_F32 */
 } mha_config;
 
@@ -420,7 +423,12 @@ MHA_API const mha_config *mha_layer_config(const mha_layer *layer);
    mha_cache_create below. */
 typedef struct mha_cache mha_cache;
 
-/* One call. Pointers need the alignment of their type, no more. */
+/* One call. Pointers need the alignment of their type, no more.
+
+   Sequences of different lengths lie side by side, without padding, when cu_seq says where each
+   starts: x and y are then [seq,D], sequence b is rows cu_seq[b] .. cu_seq[b+1]-1, cu_seq[0] is 0,
+   and seq is cu_seq[B] or 0. T, and S, are those of the longest; lse is [H,seq], attn [H,seq,S],
+   attn_mean [seq,S]. cu_source is the same for source. */
 typedef struct mha_args {
     int batch;             /* B */
     int seq;               /* T */
@@ -430,22 +438,20 @@ typedef struct mha_args {
     const float *source_v; /* [B,S,d_source_v] values, if not from source too. Null: from source */
     float *y;              /* [B,T,D]. May be x; must overlap nothing else */
     mha_mask mask;
-    float *attn;      /* [B,H,T,S] attention weights, on request */
+    float *attn;      /* [B,H,T,S] attention weights, on request; sinks and extra keys left out */
     float *attn_mean; /* [B,T,S] attention weights averaged over the heads, on request */
-    float *lse;       /* [B,H,T] log-sum-exp of each row of masked scores, on request */
+    float *lse;       /* [B,H,T] log-sum-exp of each row of scores, sinks included, on request */
     void *workspace;  /* mha_workspace_size bytes, any alignment. Null: from MHA_MALLOC */
     size_t workspace_size;
     mha_parallel parallel; /* default: serial */
     mha_cache *cache; /* self-attention: x is appended to it, and attends to all it holds. S is then
                          the longest length after that, and source_seq 0 or S. Default: none */
     int cache_only;   /* 1: x is not appended, it attends to what the cache holds: cross-attention
-                         to a source that mha_cache_append put there */
-    const int
-        *cu_seq; /* [B+1] sequences of different lengths, without padding: x and y are [seq,D],
-                          sequence b is rows cu_seq[b] .. cu_seq[b+1]-1, seq = cu_seq[B] or 0. T is
-                          then the longest, lse is [H,seq], attn [H,seq,S], attn_mean [seq,S] */
-    const int *cu_source;        /* [B+1] the same for source; source_seq = cu_source[B] or 0 */
-    const int *positions;        /* [B,T] or [seq]: positions for rope. Default: 0, 1, ... in each
+                         to a source that mha_cache_append put there. With rope and a cache of its
+                         own tokens, give positions too */
+    const int *cu_seq;    /* [B+1] sequences of different lengths, see above. Default: none */
+    const int *cu_source; /* [B+1] the same for source; source_seq = cu_source[B] or 0 */
+    const int *positions; /* [B,T] or [seq]: positions for rope. Default: 0, 1, ... in each
                                   sequence; of what is appended to a cache, from its length on */
     const int *source_positions; /* [B,S] or [source_seq]: the same for source */
     const float *gate;           /* multiplies each head's output before W_O; 0 skips its work */
@@ -455,9 +461,10 @@ typedef struct mha_args {
 /* x [B,T,D] -> y [B,T,D]. */
 MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
 
-/* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads and
-   on which of source, attn, attn_mean, cache, cu_seq and cu_source are set; not on how much a cache
-   holds, so that one workspace serves every step of the same batch and seq. */
+/* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads, on what
+   cu_seq and cu_source hold, on which of source, attn, attn_mean, cache and cache_only are set and
+   on the cache's type; not on how much a cache holds, so that one workspace serves every step of
+   the same batch and seq. Where lengths change with every call, take the most of what comes. */
 MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes);
 
 /* The status mha_forward would give, and the reason: as mha_layer_check. */
@@ -469,9 +476,9 @@ MHA_API mha_status mha_forward_check(const mha_layer *layer, const mha_args *arg
 typedef struct mha_cache_config {
     int batch;     /* sequences. Required */
     int capacity;  /* tokens of each. Required */
-    int ring;      /* 1: sequences of any length, of which the last capacity tokens are kept, for
-                      windowed attention: every call needs mask.windowed, with left + its own tokens
-                      <= capacity */
+    int ring;      /* 1: sequences of any length (up to INT_MAX), of which the last capacity tokens
+                      are kept, for windowed attention: every mha_forward needs mask.windowed, with
+                      left + its own tokens <= capacity */
     mha_type type; /* how keys and values are kept. Default: MHA_F32 */
 } mha_cache_config;
 
@@ -499,8 +506,9 @@ MHA_API mha_status mha_cache_init(mha_cache **cache, void *buffer, size_t bytes,
                                   const mha_layer *layer, const mha_cache_config *cfg);
 
 /* Projects args.source (or, if that is null, args.x) and appends keys and values to args.cache: no
-   queries, no y. For cross-attention: once per source, then mha_forward with cache_only = 1 as
-   often as needed. The workspace of mha_workspace_size for the same args is enough. */
+   queries, no y; mask and cache_only do not matter. For cross-attention: once per source, then
+   mha_forward with cache_only = 1 as often as needed. The workspace of mha_workspace_size for the
+   same args, cache_only = 0, is enough. */
 MHA_API mha_status mha_cache_append(const mha_layer *layer, const mha_args *args);
 
 /* Tokens that sequence slot holds (of a ring: has had); -1 if there is no such slot. */
@@ -595,7 +603,7 @@ MHA_API mha_status mha_split_heads(int batch, int seq, int heads, int d, const f
 /* 3. mha_sdpa.   4. x [B,H,T,d] -> y [B,T,H*d]. x and y must not overlap. */
 MHA_API mha_status mha_merge_heads(int batch, int seq, int heads, int d, const float *x, float *y);
 
-/* 5. o [B,T,H*d_v] -> args->y [B,T,D]. Uses batch, seq, y, workspace and parallel of args. The
+/* 5. o [B,T,H*d_v] -> args->y [B,T,D]. Uses batch, seq, cu_seq, y, workspace and parallel. The
    workspace of mha_forward is enough. */
 MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args, const float *o);
 
@@ -643,7 +651,7 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 #endif
 #endif
 
-#ifdef __GNUC__
+#if defined(__GNUC__) || defined(__clang__)
 #define MHA__TARGET(isa) __attribute__((target(isa)))
 #define MHA__INLINE static inline __attribute__((always_inline))
 #else
@@ -1139,8 +1147,8 @@ static int mha__shape_scalar(int np, float *s, const mha__shape *how)
         float *x = s + j / MHA__NR * MHA__SCALAR_MR * MHA__NR + j % MHA__NR;
         if (how->cap_out != 0.0f) *x = mha__cap(*x, how->cap_in, how->cap_out);
         if (how->slope != 0.0f) {
-            float far = how->first + (float)j;
-            *x += how->slope * (far < 0.0f ? -far : far);
+            float dist = how->first + (float)j;
+            *x += how->slope * (dist < 0.0f ? -dist : dist);
         }
         if (how->bias) *x += how->bias[j] * how->bias_mul;
         if ((how->allow && !how->allow[j]) || (how->bias && mha__bits(how->bias[j]) == MHA__NINF))
@@ -1378,8 +1386,8 @@ static MHA__AVX2 int mha__shape_avx2(int np, float *s, const mha__shape *how)
 {
     const __m256i ninf = _mm256_set1_epi32(-0x00800000), zero = _mm256_setzero_si256();
     const __m256 minus = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MIN));
-    __m256 far = _mm256_add_ps(_mm256_set1_ps(how->first),
-                               _mm256_cvtepi32_ps(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
+    __m256 dist = _mm256_add_ps(_mm256_set1_ps(how->first),
+                                _mm256_cvtepi32_ps(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
     int j, any = 0;
     for (j = 0; j < np * MHA__NR; j += 8) {
         float *at = s + j / MHA__NR * MHA__AVX2_MR * MHA__NR + j % MHA__NR;
@@ -1387,8 +1395,8 @@ static MHA__AVX2 int mha__shape_avx2(int np, float *s, const mha__shape *how)
         __m256i gone = zero;
         if (how->cap_out != 0.0f) x = mha__cap_avx2(x, how->cap_in, how->cap_out);
         if (how->slope != 0.0f) {
-            x = _mm256_fmadd_ps(_mm256_set1_ps(how->slope), _mm256_andnot_ps(minus, far), x);
-            far = _mm256_add_ps(far, _mm256_set1_ps(8.0f));
+            x = _mm256_fmadd_ps(_mm256_set1_ps(how->slope), _mm256_andnot_ps(minus, dist), x);
+            dist = _mm256_add_ps(dist, _mm256_set1_ps(8.0f));
         }
         if (how->bias) {
             __m256 b = _mm256_loadu_ps(how->bias + j);
@@ -1744,9 +1752,9 @@ MHA__INLINE MHA__AVX512 __m512 mha__cap_avx512(__m512 s, float in, float out)
 static MHA__AVX512 int mha__shape_avx512(int np, float *s, const mha__shape *how)
 {
     const __m512i ninf = _mm512_set1_epi32(-0x00800000);
-    __m512 far = _mm512_add_ps(_mm512_set1_ps(how->first),
-                               _mm512_cvtepi32_ps(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
-                                                                    10, 11, 12, 13, 14, 15)));
+    __m512 dist = _mm512_add_ps(_mm512_set1_ps(how->first),
+                                _mm512_cvtepi32_ps(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+                                                                     10, 11, 12, 13, 14, 15)));
     int p, any = 0;
     for (p = 0; p < np; p++) {
         float *at = s + p * MHA__AVX512_MR * MHA__NR;
@@ -1754,8 +1762,8 @@ static MHA__AVX512 int mha__shape_avx512(int np, float *s, const mha__shape *how
         __mmask16 gone = 0;
         if (how->cap_out != 0.0f) x = mha__cap_avx512(x, how->cap_in, how->cap_out);
         if (how->slope != 0.0f) {
-            x = _mm512_fmadd_ps(_mm512_set1_ps(how->slope), _mm512_abs_ps(far), x);
-            far = _mm512_add_ps(far, _mm512_set1_ps(16.0f));
+            x = _mm512_fmadd_ps(_mm512_set1_ps(how->slope), _mm512_abs_ps(dist), x);
+            dist = _mm512_add_ps(dist, _mm512_set1_ps(16.0f));
         }
         if (how->bias) {
             __m512 b = _mm512_loadu_ps(how->bias + p * MHA__NR);
@@ -2032,7 +2040,7 @@ static int mha__shape_neon(int np, float *s, const mha__shape *how)
 {
     static const float step[4] = { 0.0f, 1.0f, 2.0f, 3.0f };
     const uint32x4_t ninf = vdupq_n_u32(MHA__NINF);
-    float32x4_t far = vaddq_f32(vdupq_n_f32(how->first), vld1q_f32(step));
+    float32x4_t dist = vaddq_f32(vdupq_n_f32(how->first), vld1q_f32(step));
     uint32x4_t all = vdupq_n_u32(0xffffffffu);
     int j;
     for (j = 0; j < np * MHA__NR; j += 4) {
@@ -2041,8 +2049,8 @@ static int mha__shape_neon(int np, float *s, const mha__shape *how)
         uint32x4_t gone = vdupq_n_u32(0);
         if (how->cap_out != 0.0f) x = mha__cap_neon(x, how->cap_in, how->cap_out);
         if (how->slope != 0.0f) {
-            x = vfmaq_f32(x, vdupq_n_f32(how->slope), vabsq_f32(far));
-            far = vaddq_f32(far, vdupq_n_f32(4.0f));
+            x = vfmaq_f32(x, vdupq_n_f32(how->slope), vabsq_f32(dist));
+            dist = vaddq_f32(dist, vdupq_n_f32(4.0f));
         }
         if (how->bias) {
             float32x4_t b = vld1q_f32(how->bias + j);
@@ -2245,15 +2253,27 @@ static mha__place mha__place_values(float *data, ptrdiff_t heads, ptrdiff_t seq,
     return p;
 }
 
-/* floats of the two packed layouts */
+/* bytes of the two packed layouts, in numbers of so many bytes */
+static size_t mha__keys_sized(ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d, size_t size)
+{
+    return mha__mul(mha__mul(mha__mul((size_t)heads, (size_t)mha__div_up(seq, MHA__NR)), (size_t)d),
+                    MHA__NR * size);
+}
+
+static size_t mha__values_sized(ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d, size_t size)
+{
+    return mha__mul(mha__mul(mha__mul((size_t)heads, (size_t)mha__div_up(d, MHA__NR)), (size_t)seq),
+                    MHA__NR * size);
+}
+
 static size_t mha__keys_bytes(ptrdiff_t batch, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
 {
-    return mha__mul(mha__floats(batch, heads, mha__div_up(seq, MHA__NR), d), MHA__NR);
+    return mha__mul((size_t)batch, mha__keys_sized(heads, seq, d, sizeof(float)));
 }
 
 static size_t mha__values_bytes(ptrdiff_t batch, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
 {
-    return mha__mul(mha__floats(batch, heads, seq, mha__div_up(d, MHA__NR)), MHA__NR);
+    return mha__mul((size_t)batch, mha__values_sized(heads, seq, d, sizeof(float)));
 }
 
 static const float mha__zeros[MHA__NR] = { 0 };
@@ -2482,9 +2502,18 @@ static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrd
     const mha__matrix *mat = job->mat[which];
     const mha__place *to = &job->to[which];
     ptrdiff_t mr = job->kern->mr, r, past, tile, n, h, col;
-    ptrdiff_t b = job->cu ? 0 : (r0 + from) / job->seq, t, q;
+    ptrdiff_t b, t, q;
     const float *row[MHA__NR];
     int m, i;
+    if (job->cu) { /* the last sequence that starts at or before this row */
+        ptrdiff_t above = job->batch;
+        for (b = 0; above - b > 1;) {
+            if (job->cu[(b + above) / 2] <= r0 + from) b = (b + above) / 2;
+            else above = (b + above) / 2;
+        }
+    } else {
+        b = (r0 + from) / job->seq;
+    }
     for (r = from; r < end; r += m) {
         while (r0 + r >= mha__first(job->cu, job->seq, b + 1)) b++;
         t = r0 + r - mha__first(job->cu, job->seq, b);
@@ -2554,7 +2583,7 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
             const char *from = (const char *)mat->w;
             ptrdiff_t size = (ptrdiff_t)mha__type_size(mat->type);
             np = (int)mha__min(MHA__N_BLOCK, end - p);
-            if (mat->type != MHA_F32 && rows == 1 && kern->narrow) {
+            if (mat->type != MHA_F32 && rows == 1 && kern->narrow && job->k < INT_MAX / 64) {
                 kern->narrow(np, (int)job->k, a, mat->type, from + p * job->k * MHA__NR * size,
                              mat->scale ? mat->scale + p * MHA__NR : NULL, c);
                 mha__project_store(job, which, r0, 0, 1, 1, p, np, c, ctile);
@@ -3064,10 +3093,11 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
 /* ---- the careful way ----
 
    Two things can spoil a row that should be fine: something non-finite in v that other rows of
-   its tile see (0 * NaN is NaN), and scores so large that times log2(e) they are no float. Both
-   show in the result, so nothing is paid for them beforehand. The unit is done again with values
-   taken key by key, which adds the same terms in the same order: rows that were right keep their
-   bits. Rows whose sum is still no good are done once more with scores in units of 16. */
+   its tile see, or that it sees itself with a score of -inf (0 * NaN is NaN), and scores so large
+   that times log2(e) they are no float. Both show in the result, so nothing is paid for them
+   beforehand. The unit is done again with values taken key by key, which adds the same terms in the
+   same order, those with a score of -inf left out: rows that were right keep their bits. Rows whose
+   sum is still no good are done once more with scores in units of 16. */
 
 #define MHA__CAREFUL (1.0f / 16.0f)
 
@@ -3102,10 +3132,9 @@ static void mha__careful_step(const mha__kernels *kern, int m, int n, int panels
 
 /* Scores of a tile of m rows against a block of keys from j0 on, at k, with cap, biases and
    exclusions. rows: what they are; unit: of the scores. The rows see keys *from .. *from + n - 1 of
-   the block at most, *from a multiple of 16: s holds those, and n is returned; 0: none. Sets *masked
-   if any row does not see all of them. */
+   the block at most, *from a multiple of 16: s holds those, and n is returned; 0: none. */
 static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, int m, ptrdiff_t j0,
-                       float unit, const float *q, const float *k, float *s, int *from, int *masked)
+                       float unit, const float *q, const float *k, float *s, int *from)
 {
     const mha__kernels *kern = job->kern;
     ptrdiff_t lo = MHA__KEYS, hi = 0, all_lo = 0, all_hi = MHA__KEYS, n;
@@ -3132,7 +3161,6 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, 
         for (i = 0; i < m; i++) rows[i].seen = 1;
         return (int)n;
     }
-    if (!plain) *masked = 1;
     for (i = 0; i < m; i++)
         if (mha__shape_row(job, b, &rows[i], j0 + lo, np, unit, s + i * MHA__NR))
             rows[i].seen = any = 1;
@@ -3151,7 +3179,6 @@ typedef struct mha__unit {
     mha__row *row;
     float unit;  /* of scores */
     int careful; /* 0; then 1, 2: see "the careful way" */
-    int masked;
 } mha__unit;
 
 /* Row r, which is row n of its tile, before it sees a key: the scores that have none. They are a
@@ -3165,7 +3192,7 @@ static void mha__row_start(mha__unit *u, ptrdiff_t r, ptrdiff_t n, const float *
     int count = 0, i;
     if (job->sink && mha__bits(job->sink[h]) != MHA__NINF) {
         value[count] = job->sink_value ? job->sink_value + h * job->d_v : NULL;
-        score[count++] = job->sink[h] * (float)MHA__LOG2E * u->unit;
+        score[count++] = (float)((double)job->sink[h] * MHA__LOG2E * (double)u->unit);
     }
     if (job->bias_k) {
         double dot = 0.0;
@@ -3210,7 +3237,6 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
     u->queries = mha__min(job->queries, mha__length(job->cu_q, job->seq, b) - i0);
     u->careful = careful;
     u->unit = careful == 2 ? MHA__CAREFUL : 1.0f;
-    u->masked = 0;
     tiles = mha__div_up(group * u->queries, mr);
     u->qtile = mha__tile_floats(job->kern->mr, job->d_k);
     u->otile = mha__tile_floats(job->kern->mr, job->d_v);
@@ -3263,7 +3289,7 @@ static void mha__unit_block(mha__unit *u, ptrdiff_t j0, const float *k, const fl
     for (r = 0; r < u->rows; r += m, q += u->qtile, o += u->otile) {
         mha__row *row = u->row + r;
         m = (int)mha__min(kern->mr, u->rows - r);
-        n = mha__scores(job, u->b, row, m, j0, u->unit, q, k, u->s, &from, &u->masked);
+        n = mha__scores(job, u->b, row, m, j0, u->unit, q, k, u->s, &from);
         if (n == 0) continue;
         np = (n + MHA__NR - 1) / MHA__NR;
         if (u->careful) {
@@ -3295,7 +3321,7 @@ static int mha__unit_good(const mha__unit *u)
         if (n == mr) n = 0, o += u->otile;
         if (!mha__row_good(u, r)) return 0;
         if (!u->row[r].seen) continue;
-        for (c = 0; c < u->job->d_v && u->masked; c += MHA__NR) {
+        for (c = 0; c < u->job->d_v; c += MHA__NR) {
             ptrdiff_t left = u->job->d_v - c;
             memcpy(bits, o + (c / MHA__NR * mr + n) * MHA__NR, sizeof bits);
             for (j = (int)left; j < MHA__NR; j++) bits[j] = 0; /* past the end of the head */
@@ -3336,7 +3362,7 @@ static int mha__unit_end(mha__unit *u)
             memset(to, 0, (size_t)job->d_v * sizeof(float));
         }
         if (job->top) {
-            job->top[at] = u->top[r] * (MHA__CAREFUL / u->unit);
+            job->top[at] = u->row[r].seen ? u->top[r] * (MHA__CAREFUL / u->unit) : 0.0f;
             job->inv[at] = inv;
         }
         if (job->lse) {
@@ -3471,7 +3497,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t group = job->heads / job->kv_heads, mr = kern->mr, tiles = mha__div_up(job->seq, mr);
     ptrdiff_t b = unit / tiles, i0 = unit % tiles * mr, h, j, j0;
     ptrdiff_t end = mha__min(i0 + mr, mha__length(job->cu_q, job->seq, b)), keys, lo, hi;
-    int m = (int)(end - i0), i, n, from = 0, masked = 0;
+    int m = (int)(end - i0), i, n, from = 0;
     float *s = scratch, *q = s + MHA__KEYS * mr;
     float mean = 1.0f / (float)job->heads;
     mha__row row[MHA__MR_MAX];
@@ -3502,7 +3528,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
                     k = job->k.data + b * job->k.batch + h / group * job->k.head +
                         at_k / MHA__NR * job->k.t_hi;
                 }
-                n = mha__scores(job, b, row, m, j0, MHA__CAREFUL, q, k, s, &from, &masked);
+                n = mha__scores(job, b, row, m, j0, MHA__CAREFUL, q, k, s, &from);
             }
             if (n) kern->weigh(m, (int)mha__div_up(n, MHA__NR), s, job->top + at, job->inv + at);
             for (i = 0; i < m; i++) {
@@ -3721,9 +3747,8 @@ struct mha_cache {
 static size_t mha__cache_part(const mha_cache *c, int part)
 {
     size_t size = mha__type_size(c->cfg.type);
-    if (part == 0) return mha__keys_bytes(1, c->kv_heads, c->places, c->d_k) / sizeof(float) * size;
-    if (part == 1)
-        return mha__values_bytes(1, c->kv_heads, c->places, c->d_v) / sizeof(float) * size;
+    if (part == 0) return mha__keys_sized(c->kv_heads, c->places, c->d_k, size);
+    if (part == 1) return mha__values_sized(c->kv_heads, c->places, c->d_v, size);
     return c->cfg.type == MHA_INT8 ? mha__floats(c->kv_heads, c->places, 1, 1) : 0;
 }
 
@@ -3837,6 +3862,7 @@ MHA_API mha_status mha_cache_reorder(mha_cache *cache, const int *order)
 {
     int *from, b, c, n, moved;
     if (!cache || !order) return MHA_ERR_NULL;
+    if ((uintptr_t)order % sizeof(int) != 0) return MHA_ERR_ALIGN;
     n = cache->cfg.batch;
     from = cache->mark; /* where each sequence is to come from; itself once it is right */
     for (b = 0; b < n; b++)
@@ -4049,7 +4075,7 @@ typedef struct mha__dims {
     ptrdiff_t seq, keys; /* of the longest sequence */
 } mha__dims;
 
-/* Where sequences of many lengths start: cu [batch+1]. b, t, longest: what to put into mha__dims. */
+/* Where sequences of many lengths start: cu [batch+1]. b, t, longest: for mha__dims. */
 static mha_status mha__check_cu(mha__why *why, const char *name, const int *cu, int batch,
                                 const char *seq_name, int seq, ptrdiff_t *b, ptrdiff_t *t,
                                 ptrdiff_t *longest)
@@ -4210,6 +4236,7 @@ static void mha__plan_attend(mha__plan *plan, const mha__kernels *kern, int batc
     if (cu)
         for (b = 0, plan->packed = 0; b < batch; b++)
             plan->packed += mha__div_up(cu[b + 1] - cu[b], MHA__NR) * MHA__NR;
+    if (cu && plan->packed > INT_MAX) plan->total = MHA__TOO_BIG; /* origins are ints */
     plan->k = mha__take(&plan->total, mha__keys_bytes(shared, kv_heads, plan->packed, d_k));
     plan->v = mha__take(&plan->total, mha__values_bytes(shared, kv_heads, plan->packed, d_v));
     plan->origin = mha__take(&plan->total, cu && shared ? mha__mul((size_t)batch, sizeof(int)) : 0);
@@ -4980,7 +5007,8 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
     if (cache->kv_heads != c->n_kv_heads || cache->d_k != c->d_k || cache->d_v != c->d_v)
         return mha__fail(why, MHA_ERR_CONFLICT,
                          "the cache is for a layer with other n_kv_heads, d_k or d_v", "", 0, 0);
-    if (cache->cfg.ring && !(need & MHA__APPEND) && (!r->mask.windowed || r->mask.left < 0))
+    if (cache->cfg.ring && !(need & MHA__APPEND) && (need & MHA__WORK) &&
+        (!r->mask.windowed || r->mask.left < 0))
         return mha__fail(why, MHA_ERR_CONFLICT,
                          "the cache is a ring: it needs mask.windowed and mask.left", "", 0, 0);
     for (b = 0; b < r->batch; b++) {
@@ -4992,10 +5020,10 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
             return mha__fail(why, MHA_ERR_FULL, "of the cache holds # of #", "", had,
                              cache->cfg.capacity);
         }
-        longest = mha__max(longest, had + more);
+        longest = mha__max(longest, had + mha__min(more, room));
         asked = need & MHA__APPEND ? more : mha__length(r->cu_seq, d->seq, b);
         left = need & MHA__APPEND ? 0 : r->mask.left;
-        if (!cache->cfg.ring || asked == 0) continue;
+        if (!cache->cfg.ring || asked == 0 || !(need & MHA__WORK)) continue;
         if (asked > cache->cfg.capacity || left > cache->cfg.capacity - asked) {
             mha__fail(why, MHA_ERR_SIZE, "a window of # and # new tokens", "", left, asked);
             return mha__fail(why, MHA_ERR_SIZE,

@@ -85,6 +85,8 @@ none() { [ -z "$*" ] || { echo "not expected: $*"; false; }; }
 # ---- including it ------------------------------------------------------------------------------
 
 declarations_only() { plain >a.c && $C -O2 -c a.c; }
+# <windows.h> makes these macros.
+words_of_windows() { object a.o -O1 -DMHA_THREADS -Dfar= -Dnear= -Dsmall=char -Dinterface=struct; }
 twice() { { plain; plain; implement; user; } >a.c && $C $NOINIT -O2 -o a a.c -lm && ./a; }
 implementation_twice() { { implement; implement; user; } >a.c && $C $NOINIT -o a a.c -lm && ./a; }
 two_files() {
@@ -193,6 +195,7 @@ includes() {
 }
 
 check "declarations alone, nothing included before" declarations_only
+check "compiles after <windows.h>, which has macros of its own" words_of_windows
 check "included twice, then the implementation, in one file" twice
 check "implementation included twice in one file" implementation_twice
 check "implementation in one file, use in another" two_files

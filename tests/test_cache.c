@@ -1272,9 +1272,27 @@ TEST fork_refuses(void)
     PASS();
 }
 
+/* What mha_cache_append may do, its workspace can be asked for: no window, no room. */
+TEST size_of_append(void)
+{
+    bench e;
+    size_t bytes = 0;
+    ASSERT_STATUS(MHA_OK, bench_make(&e, 1));
+    e.a.mask.windowed = e.a.mask.left = 0;
+    ASSERT_STATUS(MHA_OK, mha_workspace_size(e.l.n.layer, &e.a, &bytes));
+    ASSERT(bytes > 0);
+    e.a.workspace = malloc(bytes);
+    e.a.workspace_size = bytes;
+    ASSERT_STATUS(MHA_OK, mha_cache_append(e.l.n.layer, &e.a));
+    free(e.a.workspace);
+    bench_free(&e);
+    PASS();
+}
+
 TEST slots_refuse(void)
 {
     const int good[EB] = { 1, 1 }, high[EB] = { 0, EB }, low[EB] = { 1, -1 };
+    char bytes[(EB + 1) * sizeof(int)] = { 0 };
     bench e;
     mha_cache *cache;
     mha_cache_facts facts;
@@ -1285,6 +1303,9 @@ TEST slots_refuse(void)
     memcpy(e.w.before, e.w.memory[0], e.w.bytes);
     ASSERT_EQ_FMT(-1, mha_cache_length(cache, EB), "%d");
     ASSERT_EQ_FMT(-1, mha_cache_length(cache, -1), "%d");
+    ASSERT_STATUS(
+        MHA_ERR_ALIGN,
+        mha_cache_reorder(cache, (const int *)(const void *)(bytes + 1 - (uintptr_t)bytes % 2)));
     ASSERT_EQ_FMT(-1, mha_cache_length(NULL, 0), "%d");
     ASSERT_STATUS(MHA_ERR_NULL, mha_cache_truncate(NULL, 0, 0));
     ASSERT_STATUS(MHA_ERR_SIZE, mha_cache_truncate(cache, EB, 0));
@@ -1409,6 +1430,7 @@ SUITE(cache_suite)
     RUN_TEST(forward_refuses);
     RUN_TEST(append_refuses);
     RUN_TEST(fork_refuses);
+    RUN_TEST(size_of_append);
     RUN_TEST(slots_refuse);
     RUN_TEST(create_refuses);
 }

@@ -528,6 +528,34 @@ TEST three_kinds_of_rows(mha_isa isa)
     PASS();
 }
 
+/* A key whose score is -inf weighs nothing, and what it holds is not read: whatever rows stand
+   beside this one. */
+TEST score_of_minus_inf_is_not_read(mha_isa isa)
+{
+    enum { S = 17 };
+    float q[2] = { 2, 2 }, k[S], v[S], o[2][2];
+    for (int i = 0; i < S; i++) k[i] = 0.1f * (float)i, v[i] = (float)i;
+    k[5] = -3e38f; /* times 2 it is no float */
+    v[5] = F_INF;
+    for (int T = 1; T <= 2; T++) {
+        mha_sdpa_args a;
+        memset(&a, 0, sizeof a);
+        a.batch = a.heads = a.d_k = 1;
+        a.seq = T;
+        a.source_seq = S - 2 + T;
+        a.isa = isa;
+        a.q = q;
+        a.k = k;
+        a.v = v;
+        a.o = o[T - 1];
+        a.mask.causal = MHA_CAUSAL;
+        ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    }
+    ASSERT(is_finite(o[0][0]));
+    ASSERT(unchanged(o[0], o[1], 1));
+    PASS();
+}
+
 /* A row that attends a NaN has NaN weights, but still none where it does not look. */
 TEST nan_row_has_no_weight_where_it_is_blind(mha_isa isa)
 {
@@ -1185,6 +1213,7 @@ SUITE(edges_suite)
     RUN_ON_EACH_ISA(hidden_from_neighbours);
     RUN_ON_EACH_ISA(tiny_queries_keep_their_bits);
     RUN_ON_EACH_ISA(three_kinds_of_rows);
+    RUN_ON_EACH_ISA(score_of_minus_inf_is_not_read);
     RUN_ON_EACH_ISA(nan_row_has_no_weight_where_it_is_blind);
     RUN_ON_EACH_ISA(hidden_bias_cannot_leak);
     RUN_ON_EACH_ISA(hidden_in_layer);

@@ -268,6 +268,40 @@ TEST alibi_of_zero_slope(mha_isa isa)
     PASS();
 }
 
+/* A sink may be any float. One that is lower than all scores by far weighs nothing, one that is
+   higher takes all; NaN shows in rows that see a key, and in those alone. */
+TEST sink_of_any_size(mha_isa isa)
+{
+    static const float sinks[] = { -FLT_MAX, -3e38f, 3e38f, FLT_MAX };
+    problem p = problem_make(isa, 1, 1, 1, 9, 20, 8, 8, 299);
+    float sink;
+    result want;
+    ASSERT_STATUS(MHA_OK, problem_run(&p));
+    want = result_of(&p);
+    p.a.sink = &sink;
+    for (int n = 0; n < 4; n++) {
+        sink = sinks[n];
+        ASSERT_STATUS(MHA_OK, problem_run(&p));
+        if (sink < 0)
+            ASSERT(apart(p.o, want.o, p.no) <= 1e-6 && apart(p.attn, want.attn, p.nattn) <= 1e-6);
+        for (size_t i = 0; i < p.no && sink > 0; i++) ASSERT_EQ(0u, bits_f(p.o[i]) << 1);
+        for (size_t i = 0; i < p.nattn && sink > 0; i++) ASSERT_EQ(0u, bits_f(p.attn[i]) << 1);
+    }
+    sink = F_NAN;
+    p.a.mask.causal = MHA_CAUSAL_UPPER_LEFT;
+    p.a.mask.key_start = (const int[]){ 4 };
+    ASSERT_STATUS(MHA_OK, problem_run(&p));
+    for (int i = 0; i < 9; i++)
+        for (int j = 0; j < 20; j++) {
+            const float w = p.attn[i * 20 + j];
+            if (i < 4 || j < 4 || j > i) ASSERT_EQ(0u, bits_f(w) << 1);
+            else ASSERT(is_nan(w));
+        }
+    result_free(&want);
+    problem_free(&p);
+    PASS();
+}
+
 /* cap tanh(s / cap) = s - s^3 / (3 cap^2): far above the scores a cap does nothing. */
 TEST large_softcap_is_none(mha_isa isa)
 {
@@ -1421,6 +1455,7 @@ SUITE(shape_suite)
     RUN_ON_EACH_ISA(padding_is_inverted);
     RUN_ON_EACH_ISA(alibi_is_a_bias);
     RUN_ON_EACH_ISA(alibi_of_zero_slope);
+    RUN_ON_EACH_ISA(sink_of_any_size);
     RUN_ON_EACH_ISA(large_softcap_is_none);
     RUN_ON_EACH_ISA(softcap_saturates);
     RUN_ON_EACH_ISA(no_sink_is_minus_infinity);
