@@ -906,6 +906,17 @@ static mha__why mha__why_make(char *at, size_t size)
 #define MHA__EXP2_C5 0.0013398875f
 #define MHA__EXP2_C6 0.00015353362f
 
+/* (2^f - 1) / f */
+static float mha__poly(float f)
+{
+    float p = MHA__EXP2_C6;
+    p = p * f + MHA__EXP2_C5;
+    p = p * f + MHA__EXP2_C4;
+    p = p * f + MHA__EXP2_C3;
+    p = p * f + MHA__EXP2_C2;
+    return p * f + MHA__EXP2_C1;
+}
+
 /* 2^x for x <= 0. Exactly 0 below -126.5 and for -inf; NaN gives NaN. */
 static float mha__exp2(float x)
 {
@@ -915,13 +926,7 @@ static float mha__exp2(float x)
     {
         int n = (int)(x - 0.5f); /* to nearest, as x <= 0 */
         float f = x - (float)n;
-        float p = MHA__EXP2_C6;
-        p = p * f + MHA__EXP2_C5;
-        p = p * f + MHA__EXP2_C4;
-        p = p * f + MHA__EXP2_C3;
-        p = p * f + MHA__EXP2_C2;
-        p = p * f + MHA__EXP2_C1;
-        p = p * f + 1.0f;
+        float p = mha__poly(f) * f + 1.0f;
         return p * mha__float((uint32_t)(n + 127) << 23);
     }
 }
@@ -938,12 +943,7 @@ static float mha__cap(float s, float in, float out)
         n = (int)(t + 0.5f);
         f = t - (float)n;
         q = mha__float((uint32_t)(n + 127) << 23);
-        p = MHA__EXP2_C6;
-        p = p * f + MHA__EXP2_C5;
-        p = p * f + MHA__EXP2_C4;
-        p = p * f + MHA__EXP2_C3;
-        p = p * f + MHA__EXP2_C2;
-        p = p * f + MHA__EXP2_C1;
+        p = mha__poly(f);
         e = n ? q * (p * f) + (q - 1.0f)
               : p * f; /* so that -ffast-math cannot add 1 and take it off */
         p = out * (e / (e + 2.0f));
@@ -1297,6 +1297,17 @@ static MHA__AVX2 void mha__gemm_avx2(int m, int np, int k, const float *a, const
     }
 }
 
+/* As mha__poly. */
+MHA__INLINE MHA__AVX2 __m256 mha__poly_avx2(__m256 f)
+{
+    __m256 p = _mm256_set1_ps(MHA__EXP2_C6);
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C5));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C4));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C3));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C2));
+    return _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C1));
+}
+
 /* 2^x for x <= 0 as mha__exp2. The factor 2^n is made of an integer held at -127, whose bits are
    those of 0.0: it underflows to exactly 0 without a comparison. For x = -inf, x - n is NaN. */
 MHA__INLINE MHA__AVX2 __m256 mha__exp2_avx2(__m256 x)
@@ -1304,13 +1315,8 @@ MHA__INLINE MHA__AVX2 __m256 mha__exp2_avx2(__m256 x)
     __m256i gone = _mm256_cmpeq_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(-0x00800000));
     __m256 n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256i e = _mm256_max_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(-127));
-    __m256 f = _mm256_sub_ps(x, n), p = _mm256_set1_ps(MHA__EXP2_C6);
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C5));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C4));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C3));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C2));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C1));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+    __m256 f = _mm256_sub_ps(x, n), p;
+    p = _mm256_fmadd_ps(mha__poly_avx2(f), f, _mm256_set1_ps(1.0f));
     e = _mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23);
     p = _mm256_mul_ps(p, _mm256_castsi256_ps(e));
     return _mm256_castsi256_ps(_mm256_andnot_si256(gone, _mm256_castps_si256(p)));
@@ -1368,15 +1374,11 @@ MHA__INLINE MHA__AVX2 __m256 mha__cap_avx2(__m256 s, float in, float out)
     __m256i nan = _mm256_cmpgt_epi32(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000));
     __m256 t = _mm256_min_ps(_mm256_mul_ps(a, _mm256_set1_ps(in)), _mm256_set1_ps(30.0f));
     __m256 n = _mm256_round_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 f = _mm256_sub_ps(t, n), p = _mm256_set1_ps(MHA__EXP2_C6), q, e;
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C5));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C4));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C3));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C2));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C1));
+    __m256 f = _mm256_sub_ps(t, n), q, e;
     q = _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
-    e = _mm256_fmadd_ps(q, _mm256_mul_ps(p, f), _mm256_sub_ps(q, _mm256_set1_ps(1.0f)));
+    e = _mm256_fmadd_ps(q, _mm256_mul_ps(mha__poly_avx2(f), f),
+                        _mm256_sub_ps(q, _mm256_set1_ps(1.0f)));
     e = _mm256_div_ps(e, _mm256_add_ps(e, _mm256_set1_ps(2.0f)));
     e = _mm256_or_ps(_mm256_mul_ps(e, _mm256_set1_ps(out)), _mm256_and_ps(s, minus));
     return _mm256_blendv_ps(e, s, _mm256_castsi256_ps(nan));
@@ -1474,42 +1476,8 @@ static MHA__AVX2 void mha__transpose_avx2(const float *const *row, const float *
         }
 }
 
-static MHA__AVX2 void mha__widen_avx2(mha_type type, ptrdiff_t n, const void *from, float *to,
-                                      const float *col, const float *row)
-{
-    const char *at = (const char *)from;
-    __m256 x, y, c0 = _mm256_setzero_ps(), c1 = c0;
-    ptrdiff_t i;
-    if (type == MHA_F16) {
-        for (i = 0; i < n; i++, at += 32, to += MHA__NR) {
-            x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)at));
-            y = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(at + 16)));
-            _mm256_storeu_ps(to, x);
-            _mm256_storeu_ps(to + 8, y);
-        }
-    } else if (type == MHA_BF16) {
-        for (i = 0; i < n; i++, at += 32, to += MHA__NR) {
-            __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)at));
-            __m256i v =
-                _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(at + 16)));
-            _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_slli_epi32(u, 16)));
-            _mm256_storeu_ps(to + 8, _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)));
-        }
-    } else {
-        if (col) c0 = _mm256_loadu_ps(col), c1 = _mm256_loadu_ps(col + 8);
-        for (i = 0; i < n; i++, at += 16, to += MHA__NR) {
-            __m128i b = _mm_loadu_si128((const __m128i *)(const void *)at);
-            x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
-            y = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)));
-            if (!col) c0 = c1 = _mm256_broadcast_ss(row + i);
-            _mm256_storeu_ps(to, _mm256_mul_ps(x, c0));
-            _mm256_storeu_ps(to + 8, _mm256_mul_ps(y, c1));
-        }
-    }
-}
-
-/* 8 numbers of that type, a constant where this is inlined. */
-MHA__INLINE MHA__AVX2 __m256 mha__load_avx2(const mha_type type, const char *at, const float *col)
+/* 8 numbers of that type, a constant where this is inlined, as floats; INT8: times scale. */
+MHA__INLINE MHA__AVX2 __m256 mha__load_avx2(const mha_type type, const char *at, __m256 scale)
 {
     if (type == MHA_F16) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)at));
     if (type == MHA_BF16)
@@ -1517,14 +1485,37 @@ MHA__INLINE MHA__AVX2 __m256 mha__load_avx2(const mha_type type, const char *at,
             _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)at)), 16));
     return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(
                              _mm_loadl_epi64((const __m128i *)(const void *)at))),
-                         _mm256_loadu_ps(col));
+                         scale);
+}
+
+MHA__INLINE MHA__AVX2 void mha__widen_rows_avx2(const mha_type type, ptrdiff_t n, const char *at,
+                                                float *to, const float *col, const float *row)
+{
+    const ptrdiff_t size = type == MHA_INT8 ? 1 : 2;
+    __m256 c0 = _mm256_setzero_ps(), c1 = c0;
+    ptrdiff_t i;
+    if (type == MHA_INT8 && col) c0 = _mm256_loadu_ps(col), c1 = _mm256_loadu_ps(col + 8);
+    for (i = 0; i < n; i++, at += MHA__NR * size, to += MHA__NR) {
+        if (type == MHA_INT8 && !col) c0 = c1 = _mm256_broadcast_ss(row + i);
+        _mm256_storeu_ps(to, mha__load_avx2(type, at, c0));
+        _mm256_storeu_ps(to + 8, mha__load_avx2(type, at + 8 * size, c1));
+    }
+}
+
+static MHA__AVX2 void mha__widen_avx2(mha_type type, ptrdiff_t n, const void *from, float *to,
+                                      const float *col, const float *row)
+{
+    const char *at = (const char *)from;
+    if (type == MHA_F16) mha__widen_rows_avx2(MHA_F16, n, at, to, col, row);
+    else if (type == MHA_BF16) mha__widen_rows_avx2(MHA_BF16, n, at, to, col, row);
+    else mha__widen_rows_avx2(MHA_INT8, n, at, to, col, row);
 }
 
 MHA__INLINE MHA__AVX2 void mha__narrow_rows_avx2(const mha_type type, const int P, int k,
                                                  const float *a, const char *b, const float *col,
                                                  float *c)
 {
-    const ptrdiff_t size = type == MHA_INT8 ? 1 : 2, panel = k * MHA__NR * size;
+    const ptrdiff_t size = type == MHA_INT8 ? 1 : 2, panel = size * k * MHA__NR;
     __m256 acc[8], x;
     int p, kk, n;
     MHA__UNROLL
@@ -1535,10 +1526,12 @@ MHA__INLINE MHA__AVX2 void mha__narrow_rows_avx2(const mha_type type, const int 
             x = _mm256_broadcast_ss(a);
             MHA__UNROLL
             for (p = 0; p < 2 * P; p++)
-                acc[p] = _mm256_fmadd_ps(x,
-                                         mha__load_avx2(type, b + p / 2 * panel + p % 2 * 8 * size,
-                                                        type == MHA_INT8 ? col + p * 8 : NULL),
-                                         acc[p]);
+                acc[p] =
+                    _mm256_fmadd_ps(x,
+                                    mha__load_avx2(type, b + p / 2 * panel + p % 2 * 8 * size,
+                                                   type == MHA_INT8 ? _mm256_loadu_ps(col + p * 8)
+                                                                    : _mm256_setzero_ps()),
+                                    acc[p]);
         }
     }
     MHA__UNROLL
@@ -1676,18 +1669,23 @@ static MHA__AVX512 void mha__gemm_avx512(int m, int np, int k, const float *a, c
     }
 }
 
-/* As mha__exp2. reduce gives x - round(x), 0 for -inf; scalef by -inf gives 0. Results below
-   2^-126 are not flushed here: they are denormal, and exact to one bit of those. */
-MHA__INLINE MHA__AVX512 __m512 mha__exp2_avx512(__m512 x)
+/* As mha__poly. */
+MHA__INLINE MHA__AVX512 __m512 mha__poly_avx512(__m512 f)
 {
-    __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 p = _mm512_set1_ps(MHA__EXP2_C6);
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C5));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C4));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C3));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C2));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C1));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C1));
+}
+
+/* As mha__exp2. reduce gives x - round(x), 0 for -inf; scalef by -inf gives 0. Results below
+   2^-126 are not flushed here: they are denormal, and exact to one bit of those. */
+MHA__INLINE MHA__AVX512 __m512 mha__exp2_avx512(__m512 x)
+{
+    __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_fmadd_ps(mha__poly_avx512(f), f, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(p, _mm512_sub_ps(x, f));
 }
 
@@ -1735,14 +1733,10 @@ MHA__INLINE MHA__AVX512 __m512 mha__cap_avx512(__m512 s, float in, float out)
     __m512 t = _mm512_min_ps(_mm512_mul_ps(_mm512_castsi512_ps(a), _mm512_set1_ps(in)),
                              _mm512_set1_ps(30.0f));
     __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 p = _mm512_set1_ps(MHA__EXP2_C6), q, e;
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C5));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C4));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C3));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C2));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C1));
+    __m512 q, e;
     q = _mm512_scalef_ps(_mm512_set1_ps(1.0f), _mm512_sub_ps(t, f));
-    e = _mm512_fmadd_ps(q, _mm512_mul_ps(p, f), _mm512_sub_ps(q, _mm512_set1_ps(1.0f)));
+    e = _mm512_fmadd_ps(q, _mm512_mul_ps(mha__poly_avx512(f), f),
+                        _mm512_sub_ps(q, _mm512_set1_ps(1.0f)));
     e = _mm512_div_ps(e, _mm512_add_ps(e, _mm512_set1_ps(2.0f)));
     e = _mm512_mul_ps(e, _mm512_set1_ps(out));
     e = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(e), _mm512_and_si512(minus, bits)));
@@ -1795,35 +1789,8 @@ static MHA__AVX512 void mha__weigh_avx512(int m, int np, float *s, const float *
         }
 }
 
-static MHA__AVX512 void mha__widen_avx512(mha_type type, ptrdiff_t n, const void *from, float *to,
-                                          const float *col, const float *row)
-{
-    const char *at = (const char *)from;
-    __m512 c = _mm512_setzero_ps();
-    ptrdiff_t i;
-    if (type == MHA_F16) {
-        for (i = 0; i < n; i++, at += 32, to += MHA__NR)
-            _mm512_storeu_ps(
-                to, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)at)));
-    } else if (type == MHA_BF16) {
-        for (i = 0; i < n; i++, at += 32, to += MHA__NR) {
-            __m512i u =
-                _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)at));
-            _mm512_storeu_ps(to, _mm512_castsi512_ps(_mm512_slli_epi32(u, 16)));
-        }
-    } else {
-        if (col) c = _mm512_loadu_ps(col);
-        for (i = 0; i < n; i++, at += 16, to += MHA__NR) {
-            __m512i u = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)at));
-            if (!col) c = _mm512_set1_ps(row[i]);
-            _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_cvtepi32_ps(u), c));
-        }
-    }
-}
-
-/* 16 numbers of that type, a constant where this is inlined. */
-MHA__INLINE MHA__AVX512 __m512 mha__load_avx512(const mha_type type, const char *at,
-                                                const float *col)
+/* As mha__load_avx2, 16 numbers. */
+MHA__INLINE MHA__AVX512 __m512 mha__load_avx512(const mha_type type, const char *at, __m512 scale)
 {
     if (type == MHA_F16)
         return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)at));
@@ -1832,14 +1799,35 @@ MHA__INLINE MHA__AVX512 __m512 mha__load_avx512(const mha_type type, const char 
             _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)at)), 16));
     return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(
                              _mm_loadu_si128((const __m128i *)(const void *)at))),
-                         _mm512_loadu_ps(col));
+                         scale);
+}
+
+MHA__INLINE MHA__AVX512 void mha__widen_rows_avx512(const mha_type type, ptrdiff_t n,
+                                                    const char *at, float *to, const float *col,
+                                                    const float *row)
+{
+    __m512 c = type == MHA_INT8 && col ? _mm512_loadu_ps(col) : _mm512_setzero_ps();
+    ptrdiff_t i;
+    for (i = 0; i < n; i++, at += MHA__NR * (type == MHA_INT8 ? 1 : 2), to += MHA__NR) {
+        if (type == MHA_INT8 && !col) c = _mm512_set1_ps(row[i]);
+        _mm512_storeu_ps(to, mha__load_avx512(type, at, c));
+    }
+}
+
+static MHA__AVX512 void mha__widen_avx512(mha_type type, ptrdiff_t n, const void *from, float *to,
+                                          const float *col, const float *row)
+{
+    const char *at = (const char *)from;
+    if (type == MHA_F16) mha__widen_rows_avx512(MHA_F16, n, at, to, col, row);
+    else if (type == MHA_BF16) mha__widen_rows_avx512(MHA_BF16, n, at, to, col, row);
+    else mha__widen_rows_avx512(MHA_INT8, n, at, to, col, row);
 }
 
 MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const mha_type type, const int P, int k,
                                                      const float *a, const char *b,
                                                      const float *col, float *c)
 {
-    const ptrdiff_t size = type == MHA_INT8 ? 1 : 2, panel = k * MHA__NR * size;
+    const ptrdiff_t size = type == MHA_INT8 ? 1 : 2, panel = size * k * MHA__NR;
     __m512 acc[8], x;
     int p, kk, n;
     MHA__UNROLL
@@ -1850,11 +1838,12 @@ MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const mha_type type, const 
             x = _mm512_set1_ps(*a);
             MHA__UNROLL
             for (p = 0; p < P; p++)
-                acc[p] =
-                    _mm512_fmadd_ps(x,
-                                    mha__load_avx512(type, b + p * panel,
-                                                     type == MHA_INT8 ? col + p * MHA__NR : NULL),
-                                    acc[p]);
+                acc[p] = _mm512_fmadd_ps(x,
+                                         mha__load_avx512(type, b + p * panel,
+                                                          type == MHA_INT8
+                                                              ? _mm512_loadu_ps(col + p * MHA__NR)
+                                                              : _mm512_setzero_ps()),
+                                         acc[p]);
         }
     }
     MHA__UNROLL
@@ -1972,18 +1961,24 @@ static void mha__gemm_neon(int m, int np, int k, const float *a, const float *b,
         }
 }
 
-/* As mha__exp2_avx2. */
-MHA__INLINE float32x4_t mha__exp2_neon(float32x4_t x)
+/* As mha__poly. */
+MHA__INLINE float32x4_t mha__poly_neon(float32x4_t f)
 {
-    uint32x4_t gone = vceqq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(MHA__NINF));
-    float32x4_t n = vrndnq_f32(x), f = vsubq_f32(x, n), p = vdupq_n_f32(MHA__EXP2_C6);
-    int32x4_t e = vmaxq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(-127));
+    float32x4_t p = vdupq_n_f32(MHA__EXP2_C6);
     p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C5), p, f);
     p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C4), p, f);
     p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C3), p, f);
     p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C2), p, f);
-    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C1), p, f);
-    p = vfmaq_f32(vdupq_n_f32(1.0f), p, f);
+    return vfmaq_f32(vdupq_n_f32(MHA__EXP2_C1), p, f);
+}
+
+/* As mha__exp2_avx2. */
+MHA__INLINE float32x4_t mha__exp2_neon(float32x4_t x)
+{
+    uint32x4_t gone = vceqq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(MHA__NINF));
+    float32x4_t n = vrndnq_f32(x), f = vsubq_f32(x, n), p;
+    int32x4_t e = vmaxq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(-127));
+    p = vfmaq_f32(vdupq_n_f32(1.0f), mha__poly_neon(f), f);
     e = vshlq_n_s32(vaddq_s32(e, vdupq_n_s32(127)), 23);
     p = vmulq_f32(p, vreinterpretq_f32_s32(e));
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(p), gone));
@@ -2023,14 +2018,9 @@ MHA__INLINE float32x4_t mha__cap_neon(float32x4_t s, float in, float out)
     uint32x4_t bits = vreinterpretq_u32_f32(s), minus = vdupq_n_u32(0x80000000u);
     uint32x4_t a = vbicq_u32(bits, minus), nan = vcgtq_u32(a, vdupq_n_u32(0x7f800000u));
     float32x4_t t = vminq_f32(vmulq_n_f32(vreinterpretq_f32_u32(a), in), vdupq_n_f32(30.0f));
-    float32x4_t n = vrndnq_f32(t), f = vsubq_f32(t, n), p = vdupq_n_f32(MHA__EXP2_C6), q, e;
-    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C5), p, f);
-    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C4), p, f);
-    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C3), p, f);
-    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C2), p, f);
-    p = vfmaq_f32(vdupq_n_f32(MHA__EXP2_C1), p, f);
+    float32x4_t n = vrndnq_f32(t), f = vsubq_f32(t, n), q, e;
     q = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23));
-    e = vfmaq_f32(vsubq_f32(q, vdupq_n_f32(1.0f)), q, vmulq_f32(p, f));
+    e = vfmaq_f32(vsubq_f32(q, vdupq_n_f32(1.0f)), q, vmulq_f32(mha__poly_neon(f), f));
     e = vmulq_n_f32(vdivq_f32(e, vaddq_f32(e, vdupq_n_f32(2.0f))), out);
     e = vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(e), vandq_u32(bits, minus)));
     return vbslq_f32(nan, s, e);
@@ -4266,6 +4256,38 @@ static void mha__plan_places(const mha__plan *plan, char *ws, int batch, int kv_
     k->origin = v->origin = origin;
 }
 
+/* The part of a job that mha_sdpa and mha_forward fill in alike. */
+static void mha__job_make(mha__attend_job *job, const mha__kernels *kern, const mha__dims *d,
+                          const mha__plan *plan, char *ws, int batch, int heads, int kv_heads,
+                          int d_k, int d_v, float scale, const int *cu_q, const int *cu_k,
+                          const mha_mask *mask, const float *gate, const mha_gate_stride *stride,
+                          float *lse, float *attn, float *attn_mean)
+{
+    memset(job, 0, sizeof *job);
+    job->kern = kern;
+    job->batch = batch;
+    job->heads = heads;
+    job->kv_heads = kv_heads;
+    job->seq = d->seq;
+    job->keys = d->keys;
+    job->cu_q = cu_q;
+    job->cu_k = cu_k;
+    job->d_k = d_k;
+    job->d_v = d_v;
+    job->scale = (float)((double)scale * MHA__LOG2E);
+    job->kv_at = (ptrdiff_t)(plan->kv_at / sizeof(float));
+    job->mask = *mask;
+    job->gate = gate;
+    job->gate_stride = *stride;
+    job->lse = lse;
+    job->attn = attn;
+    job->attn_mean = attn_mean;
+    if (attn || attn_mean) {
+        job->top = (float *)(void *)(ws + plan->top);
+        job->inv = (float *)(void *)(ws + plan->inv);
+    }
+}
+
 /* ---- core ------------------------------------------------------------------------------- */
 
 static mha_stride mha__stride_or(mha_stride s, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
@@ -4375,18 +4397,9 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
     ws = mha__open(r.workspace, plan.total, &owned);
     if (!ws) return MHA_ERR_MEMORY;
 
-    memset(&job, 0, sizeof job);
-    job.kern = mha__kernels_for(r.isa);
-    job.batch = r.batch;
-    job.heads = r.heads;
-    job.kv_heads = r.kv_heads;
-    job.seq = d.seq;
-    job.keys = d.keys;
-    job.cu_q = r.cu_seq;
-    job.cu_k = r.cu_source;
-    job.d_k = r.d_k;
-    job.d_v = r.d_v;
-    job.scale = (float)((double)r.scale * MHA__LOG2E);
+    mha__job_make(&job, mha__kernels_for(r.isa), &d, &plan, ws, r.batch, r.heads, r.kv_heads, r.d_k,
+                  r.d_v, r.scale, r.cu_seq, r.cu_source, &r.mask, r.gate, &r.gate_stride, r.lse,
+                  r.attn, r.attn_mean);
     job.q = r.q;
     job.q_stride = r.q_stride;
     job.k_from = r.k;
@@ -4394,24 +4407,13 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
     job.k_stride = r.k_stride;
     job.v_stride = r.v_stride;
     job.local = plan.kv == MHA__KV_LOCAL;
-    job.kv_at = (ptrdiff_t)(plan.kv_at / sizeof(float));
     mha__plan_places(&plan, ws, r.batch, r.kv_heads, r.cu_source, r.d_k, r.d_v, &job.k, &job.v);
     job.o = r.o;
     job.o_stride = r.o_stride;
-    job.mask = r.mask;
     job.softcap = r.softcap;
     job.alibi = r.alibi;
     job.sink = r.sink;
     job.sink_value = r.sink_value;
-    job.gate = r.gate;
-    job.gate_stride = r.gate_stride;
-    job.lse = r.lse;
-    job.attn = r.attn;
-    job.attn_mean = r.attn_mean;
-    if (r.attn || r.attn_mean) {
-        job.top = (float *)(void *)(ws + plan.top);
-        job.inv = (float *)(void *)(ws + plan.inv);
-    }
     mha__attend(&job, &r.parallel, ws + plan.scratch, plan.lane);
     mha__close(owned);
     return MHA_OK;
@@ -5325,18 +5327,9 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
     c = &layer->cfg;
     q = (float *)(void *)(ws + plan.q);
     o = (float *)(void *)(ws + plan.o);
-    memset(&job, 0, sizeof job);
-    job.kern = layer->kern;
-    job.batch = r.batch;
-    job.heads = c->n_heads;
-    job.kv_heads = c->n_kv_heads;
-    job.seq = d.seq;
-    job.keys = d.keys;
-    job.cu_q = r.cu_seq;
-    job.cu_k = r.cu_source;
-    job.d_k = c->d_k;
-    job.d_v = c->d_v;
-    job.scale = (float)((double)c->scale * MHA__LOG2E);
+    mha__job_make(&job, layer->kern, &d, &plan, ws, r.batch, c->n_heads, c->n_kv_heads, c->d_k,
+                  c->d_v, c->scale, r.cu_seq, r.cu_source, &r.mask, r.gate, &r.gate_stride, r.lse,
+                  r.attn, r.attn_mean);
     job.q = q;
     job.q_stride = mha__stride_or(job.q_stride, job.heads, d.qt, job.d_k);
     if (r.cache) {
@@ -5347,10 +5340,8 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
         mha__plan_places(&plan, ws, r.batch, c->n_kv_heads, r.cu_source, c->d_k, c->d_v, &job.k,
                          &job.v);
     }
-    job.kv_at = (ptrdiff_t)(plan.kv_at / sizeof(float));
     job.o = o;
     job.o_stride = mha__stride_make(d.qt * job.heads * job.d_v, job.d_v, job.heads * job.d_v);
-    job.mask = r.mask;
     job.softcap = c->softcap;
     job.alibi = layer->alibi;
     job.sink = layer->sink;
@@ -5358,15 +5349,6 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
     job.bias_k = layer->bias_k;
     job.bias_v = layer->bias_v;
     job.zero_attn = c->zero_attn;
-    job.gate = r.gate;
-    job.gate_stride = r.gate_stride;
-    job.lse = r.lse;
-    job.attn = r.attn;
-    job.attn_mean = r.attn_mean;
-    if (r.attn || r.attn_mean) {
-        job.top = (float *)(void *)(ws + plan.top);
-        job.inv = (float *)(void *)(ws + plan.inv);
-    }
     mha__make_qkv(layer, &r, &d, &plan, ws, q, &job.k, &job.v);
     mha__attend(&job, &r.parallel, ws + plan.scratch, plan.lane);
     mha__project_o(layer, &r, &d, o, ws + plan.scratch, plan.lane);
