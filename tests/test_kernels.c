@@ -510,13 +510,13 @@ TEST copy_contract(mha_isa isa)
 
 /* ---- cap, biases, exclusions ---------------------------------------------------------------- */
 
-/* 30 * tanh(x / 30) in units of log2, over the range of a float. */
+/* 30 * tanh(x / 30) in units of log2, from 2^-100 on: below that there are denormals in it. */
 TEST cap_sweep(mha_isa isa)
 {
     const mha__kernels *kern = mha__kernels_for(isa);
     const double log2e = 1.4426950408889634, cap = 30;
     double worst = 0;
-    for (uint32_t u = 0; u < 0x7f800000u; u += SHORT_RUN ? 1048583 : 16381) {
+    for (uint32_t u = 0x0d800000u; u < 0x7f800000u; u += SHORT_RUN ? 1048583 : 16381) {
         float s[MHA__MR_MAX * MHA__NR];
         mha__shape how;
         memset(&how, 0, sizeof how);
@@ -527,7 +527,7 @@ TEST cap_sweep(mha_isa isa)
         for (int j = 0; j < MHA__NR; j++) {
             const double x = (double)f_bits((u + (uint32_t)j) | (uint32_t)j << 31);
             const double want = cap * log2e * tanh(x / log2e / cap);
-            const double err = fabs((double)s[j] - want) / (fabs(want) + 1e-35); /* denormals */
+            const double err = fabs((double)s[j] - want) / fabs(want);
             ASSERT(is_finite(s[j]) || u + (uint32_t)j >= 0x7f800000u);
             if (u + (uint32_t)j < 0x7f800000u && err > worst) worst = err;
         }
