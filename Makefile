@@ -62,6 +62,9 @@ asm: ## what gcc and clang make of the hot loops: multiply-adds, no calls, no sp
 emulate: ## the tests on NEON under qemu-user, and on AVX-512 by SIMDe
 	@GREATEST='$(GREATEST)' SEED='$(SEED)' sh tests/emulate.sh
 
+portable: ## other CPUs, systems and compilers (qemu, wine, node, bare metal); not in check
+	@SEED='$(SEED)' sh tests/portable.sh
+
 format: ## rewrite the sources with clang-format
 	clang-format -i $(FORMATTED)
 
@@ -82,4 +85,4 @@ install: ## copy mha.h and mha.pc to PREFIX (default /usr/local)
 clean: ## remove build/
 	rm -rf build
 
-.PHONY: help run test examples bench bench-peers check warnings sanitize asm emulate format format-check greatest install clean
+.PHONY: help run test examples bench bench-peers check warnings sanitize asm emulate portable format format-check greatest install clean

@@ -705,7 +705,8 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 
 /* Units of work are handed out by an atomic counter. Where there is none, each lane takes
    every n-th unit: same results, less even. */
-#if defined(__GNUC__) || defined(__clang__)
+#if (defined(__GNUC__) || defined(__clang__)) && \
+    (!defined(__GCC_ATOMIC_POINTER_LOCK_FREE) || __GCC_ATOMIC_POINTER_LOCK_FREE == 2)
 #define MHA__FETCH_ADD(p) __atomic_fetch_add((p), (size_t)1, __ATOMIC_RELAXED)
 #define MHA__LOAD(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
 #define MHA__STORE(p, x) __atomic_store_n((p), (x), __ATOMIC_RELEASE)
@@ -719,7 +720,7 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 #endif
 #if defined(MHA__X86)
 #define MHA__PAUSE() _mm_pause()
-#elif defined(__GNUC__) && (defined(__aarch64__) || defined(__arm__))
+#elif defined(__GNUC__) && (defined(__aarch64__) || (defined(__ARM_ARCH) && __ARM_ARCH >= 7))
 #define MHA__PAUSE() __asm__ volatile("yield")
 #else
 #define MHA__PAUSE() ((void)0)
@@ -3994,7 +3995,7 @@ static mha_status mha__check_scale(mha__why *why, float scale)
 
 static mha_status mha__check_isa(mha__why *why, mha_isa isa)
 {
-    if ((int)isa < (int)MHA_ISA_AUTO || (int)isa > (int)MHA_ISA_NEON)
+    if ((unsigned)isa > (unsigned)MHA_ISA_NEON)
         return mha__fail(why, MHA_ERR_ENUM, "isa is #, which is no mha_isa", "", (int)isa, 0);
     if (!mha__kernels_for(isa))
         return mha__fail(why, MHA_ERR_ISA, "isa @ is not on this CPU or not in this build",
@@ -4047,14 +4048,14 @@ static mha_status mha__check_number(mha__why *why, const char *name, float x, in
 static mha_status mha__check_softcap(mha__why *why, float x)
 {
     mha_status st = mha__check_number(why, "softcap", x, 0);
-    if (st != MHA_OK || x <= 1e30f) return st;
+    if (st != MHA_OK || x <= (float)1e30) return st; /* rounded, where constants are kept wider */
     return mha__fail(why, MHA_ERR_VALUE, "softcap is above 1e30, where it does nothing: use 0", "",
                      0, 0);
 }
 
 static mha_status mha__check_type(mha__why *why, const char *name, mha_type type)
 {
-    if ((int)type >= (int)MHA_F32 && (int)type <= (int)MHA_INT8) return MHA_OK;
+    if ((unsigned)type <= (unsigned)MHA_INT8) return MHA_OK;
     return mha__fail(why, MHA_ERR_ENUM, "@ is #, which is no mha_type", name, (int)type, 0);
 }
 
@@ -4113,7 +4114,7 @@ static mha_status mha__check_common(mha__why *why, const mha_mask *mask, const f
                                     const mha__dims *d, int need_data)
 {
     mha_status st;
-    if ((int)mask->causal < (int)MHA_NOT_CAUSAL || (int)mask->causal > (int)MHA_CAUSAL_UPPER_LEFT)
+    if ((unsigned)mask->causal > (unsigned)MHA_CAUSAL_UPPER_LEFT)
         return mha__fail(why, MHA_ERR_ENUM, "mask.causal is #, which is no mha_causal", "",
                          (int)mask->causal, 0);
     if ((st = mha__check_floats(why, "mask.bias", mask->bias, 0)) != MHA_OK) return st;
@@ -4460,10 +4461,10 @@ MHA_API mha_status mha_merge(int batch, int heads, int seq, int d, const float *
 static mha_status mha__rope_resolve(mha__why *why, mha_rope *r, int d)
 {
     mha_status st;
-    if ((int)r->layout < (int)MHA_ROPE_NONE || (int)r->layout > (int)MHA_ROPE_INTERLEAVED)
+    if ((unsigned)r->layout > (unsigned)MHA_ROPE_INTERLEAVED)
         return mha__fail(why, MHA_ERR_ENUM, "rope.layout is #, which is no mha_rope_layout", "",
                          (int)r->layout, 0);
-    if ((int)r->scaling < (int)MHA_ROPE_PLAIN || (int)r->scaling > (int)MHA_ROPE_LLAMA3)
+    if ((unsigned)r->scaling > (unsigned)MHA_ROPE_LLAMA3)
         return mha__fail(why, MHA_ERR_ENUM, "rope.scaling is #, which is no mha_rope_scaling", "",
                          (int)r->scaling, 0);
     if (r->layout == MHA_ROPE_NONE) {
@@ -4564,8 +4565,7 @@ MHA_API mha_status mha_convert(mha_type from_type, const void *from, mha_type to
                                size_t n)
 {
     size_t i;
-    if ((int)from_type < 0 || (int)from_type > (int)MHA_BF16 || (int)to_type < 0 ||
-        (int)to_type > (int)MHA_BF16)
+    if ((unsigned)from_type > (unsigned)MHA_BF16 || (unsigned)to_type > (unsigned)MHA_BF16)
         return MHA_ERR_ENUM;
     if (n == 0) return MHA_OK;
     if (!from || !to) return MHA_ERR_NULL;
@@ -4609,7 +4609,7 @@ static mha_status mha__config_resolve(mha__why *why, const mha_config *cfg, mha_
         (st = mha__check_flag(why, "zero_attn", r->zero_attn)) ||
         (st = mha__check_type(why, "weight_type", r->weight_type)))
         return st;
-    if ((int)r->qk_norm < (int)MHA_NORM_NONE || (int)r->qk_norm > (int)MHA_NORM_LAYER)
+    if ((unsigned)r->qk_norm > (unsigned)MHA_NORM_LAYER)
         return mha__fail(why, MHA_ERR_ENUM, "qk_norm is #, which is no mha_norm", "",
                          (int)r->qk_norm, 0);
     if (r->norm_eps == 0.0f) r->norm_eps = 1e-6f;
@@ -4697,7 +4697,7 @@ static mha_status mha__weights_check(mha__why *why, const mha_config *cfg, const
     mha_status st;
     int i;
     if (!w) return mha__fail(why, MHA_ERR_NULL, "weights is null", "", 0, 0);
-    if ((int)w->layout < (int)MHA_IN_OUT || (int)w->layout > (int)MHA_OUT_IN)
+    if ((unsigned)w->layout > (unsigned)MHA_OUT_IN)
         return mha__fail(why, MHA_ERR_ENUM, "weights.layout is #, which is no mha_layout", "",
                          (int)w->layout, 0);
     if (!w->qkv && !w->q && !w->k && !w->v)
@@ -5504,7 +5504,7 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
     mha_status st;
     int part;
     if ((st = mha__config_resolve(&w, cfg, &r)) != MHA_OK) return st;
-    if ((int)layout < (int)MHA_IN_OUT || (int)layout > (int)MHA_OUT_IN) return MHA_ERR_ENUM;
+    if ((unsigned)layout > (unsigned)MHA_OUT_IN) return MHA_ERR_ENUM;
     if (r.d_source != r.d_model || r.d_source_v != r.d_model) return MHA_ERR_CONFLICT;
     if (!w_q || !w_k || !w_v || !fused) return MHA_ERR_NULL;
     if (mha__add(mha__floats(r.n_heads, r.d_k, r.d_model, 1),

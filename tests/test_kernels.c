@@ -149,7 +149,7 @@ typedef struct product {
     float a[A_MAX], b[B_MAX], c[C_MAX]; /* c: from EDGE on */
 } product;
 
-#define CANARY 0x7fa5a5a5u
+#define CANARY 0x7fe5a5a5u
 
 static void product_make(product *p, const mha__kernels *kern, int m, int np, int k, int strided,
                          int given, rng *r)
