@@ -651,15 +651,7 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 #endif
 #endif
 
-#if defined(__GNUC__) || defined(__clang__)
-#define MHA__TARGET(isa) __attribute__((target(isa)))
-#define MHA__INLINE static inline __attribute__((always_inline))
-#else
-#define MHA__TARGET(isa)
-#define MHA__INLINE static __forceinline
-#endif
-
-/* Sanitizers check every access: code that is unrolled then takes minutes to compile. */
+/* Sanitizers check every access: code that is inlined and unrolled takes minutes to compile then. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define MHA__SANITIZED
 #elif defined(__has_feature)
@@ -667,6 +659,18 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
     __has_feature(memory_sanitizer) || __has_feature(undefined_behavior_sanitizer)
 #define MHA__SANITIZED
 #endif
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define MHA__TARGET(isa) __attribute__((target(isa)))
+#ifdef MHA__SANITIZED
+#define MHA__INLINE static inline
+#else
+#define MHA__INLINE static inline __attribute__((always_inline))
+#endif
+#else
+#define MHA__TARGET(isa)
+#define MHA__INLINE static __forceinline
 #endif
 
 /* Loops over accumulators must be unrolled whole, or gcc -O2 keeps them in memory: a third of the
