@@ -996,7 +996,7 @@ static void print_overhead(void)
 
 /* ---- and draws --------------------------------------------------------------------------------- */
 
-enum { SVG_LEFT = 160, SVG_SCALE = 520, SVG_WIDTH = 830, SVG_BAR = 12, SVG_GAP = 10 };
+enum { SVG_LEFT = 190, SVG_SCALE = 490, SVG_WIDTH = 830, SVG_BAR = 12, SVG_GAP = 10 };
 
 static void svg_text(FILE *f, int x, int y, const char *class_name, const char *format, ...)
 {
