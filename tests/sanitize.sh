@@ -34,18 +34,10 @@ common() {
     try asan-ubsan-$1 $1 200 "$asan"
     try tsan-$1 $1 200 "-O1 -g -fsanitize=thread" "-s threads_suite"
     try fast-math-$1 $1 1000 "-O2 -ffast-math -DTEST_FAST_MATH=1"
+    try O0-$1 $1 200 "-O0"
+    try gnu11-$1 $1 1000 "-O2 -std=gnu11" # a * b + c may become one operation
 }
-{
-    common gcc
-    try gnu11-gcc gcc 1000 "-O2 -std=gnu11" # a * b + c may become one operation
-    try O0-gcc gcc 200 "-O0" "-s edges_suite"
-} &
-{
-    common clang
-    try O0-clang clang 200 "-O0"
-    try O2-clang clang 1000 "-O2"
-    try no-simd-clang clang 1000 "-O2 -DMHA_NO_SIMD"
-    try asan-no-simd-clang clang 200 "$asan -DMHA_NO_SIMD"
-} &
+{ common gcc; try asan-no-simd-gcc gcc 200 "$asan -DMHA_NO_SIMD"; } &
+{ common clang; try O2-clang clang 1000 "-O2"; try no-simd-clang clang 1000 "-O2 -DMHA_NO_SIMD"; } &
 wait
 [ ! -e build/sanitize/failed ]
