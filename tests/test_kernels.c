@@ -279,6 +279,52 @@ TEST gemm_contract(mha_isa isa)
     PASS();
 }
 
+/* Keys in place give the bits that packed ones give. */
+TEST dots_contract(mha_isa isa)
+{
+    static product p;
+    static float rows[NP_MAX * MHA__NR * (K_MAX + 9)], got[C_MAX], want[C_MAX];
+    const mha__kernels *kern = mha__kernels_for(isa);
+    rng r = rng_make(test_seed + 150);
+    if (!kern->dots) SKIPm("this table has none");
+    for (int m = 1; m <= kern->mr; m++)
+        for (int np = 1; np <= NP_MAX; np++)
+            for (int k = MHA__NR; k < K_MAX; k += 2 * MHA__NR)
+                for (int way = 0; way < 2; way++) {
+                    const int b_row = way ? K_MAX + 9 : k;
+                    product_make(&p, kern, m, np, k, 0, 0, &r);
+                    for (int y = 0; y < np * MHA__NR; y++)
+                        for (int x = 0; x < k; x++)
+                            rows[y * b_row + x] =
+                                p.b[x * p.b_row + y / MHA__NR * p.b_panel + y % MHA__NR];
+                    memcpy(want, p.c, sizeof want);
+                    memcpy(got, p.c, sizeof got);
+                    product_part(&p, 0, m, 0, np, 0, k, want, NULL);
+                    kern->dots(m, np, k, p.a, rows, b_row, way ? rows : NULL, got + EDGE);
+                    if (!same_c(&p, want, got)) printf("  m %d, np %d, k %d\n", m, np, k);
+                    ASSERTm("keys in place", same_c(&p, want, got));
+                }
+    PASS();
+}
+
+TEST finite_contract(mha_isa isa)
+{
+    static const uint32_t odd[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xff800001u };
+    static const uint32_t fine[] = { 0x7f7fffffu, 0xff7fffffu, 0x00000001u, 0x80000000u };
+    const mha__kernels *kern = mha__kernels_for(isa);
+    float x[5 * MHA__NR];
+    for (int n = 0; n <= 4 * MHA__NR; n += MHA__NR) {
+        for (int i = 0; i < 5 * MHA__NR; i++) x[i] = f_bits(i < n ? fine[i % 4] : odd[i % 4]);
+        ASSERT(kern->finite(n, x));
+        for (int i = 0; i < n; i++) { /* every place in turn */
+            x[i] = f_bits(odd[(i + n) % 4]);
+            ASSERT_FALSE(kern->finite(n, x));
+            x[i] = 1.0f;
+        }
+    }
+    PASS();
+}
+
 /* ---- softmax, weigh, transpose ----------------------------------------------------------------- */
 
 #define DENORMAL 1.18e-38 /* results below 2^-126 may be 0 */
@@ -723,7 +769,7 @@ static void on_fault(int sig)
 /* One call of a kernel: which of them, and its shape. */
 typedef struct visit {
     const mha__kernels *kern;
-    int what; /* 0 gemm, 1 softmax, 2 weigh, 3 transpose, 4 copy, 5 shape, 6 widen, 7 narrow */
+    int what; /* 0 gemm, 1 softmax, 2 weigh, 3 transpose, 4 copy, 5 shape, 6 widen, 7 narrow, 8 dots, 9 finite */
     int m, np, k, strided, given, last;
     fence *f; /* 6 of them */
 } visit;
@@ -781,6 +827,17 @@ static void visit_run(const visit *v)
                 v->np, k, fence_floats(v->f + 3, k ? 1 + at(v->kern, 0, k - 1) : 0, v->last), type,
                 from, fence_floats(v->f + 5, (size_t)(v->np * MHA__NR), v->last),
                 fence_floats(v->f, (size_t)((v->np - 1) * mr * MHA__NR + MHA__NR), v->last));
+    } else if (v->what == 8) {
+        const int k = v->k / MHA__NR * MHA__NR, step = v->strided ? k + 5 : k;
+        const size_t n_a = k ? 1 + at(v->kern, v->m - 1, k - 1) : 0;
+        const size_t n_b = (size_t)((v->np * MHA__NR - 1) * step + k);
+        const float *b = fence_floats(v->f + 5, n_b, v->last);
+        if (v->kern->dots)
+            v->kern->dots(v->m, v->np, k, fence_floats(v->f + 4, n_a, v->last), b, step,
+                          v->given ? b : NULL, c);
+    } else if (v->what == 9) {
+        v->kern->finite(v->np * MHA__NR,
+                        fence_floats(v->f + 4, (size_t)(v->np * MHA__NR), v->last));
     } else {
         const float *row[MHA__NR];
         for (int i = 0; i < MHA__NR; i++) row[i] = fence_floats(v->f + 4, MHA__NR, (v->k + i) % 2);
@@ -798,10 +855,11 @@ static int visit_faults(const visit *v)
 
 static int visit_all(visit *v)
 {
-    for (v->what = 0; v->what < 8; v->what++)
+    for (v->what = 0; v->what < 10; v->what++)
         for (v->m = 1; v->m <= v->kern->mr; v->m++)
             for (v->np = 1; v->np <= NP_MAX; v->np++)
-                for (int k = 0; k < (v->what == 0 || v->what == 7 ? DEPTHS : 2); k++)
+                for (int k = 0; k < (v->what == 0 || v->what == 7 || v->what == 8 ? DEPTHS : 2);
+                     k++)
                     for (int way = 0; way < 8; way++) {
                         v->k = depths[k], v->strided = way % 2, v->given = way / 2 % 2;
                         v->last = way / 4;
@@ -812,8 +870,8 @@ static int visit_all(visit *v)
 
 TEST stays_inside(mha_isa isa)
 {
-    static const char *const names[] = { "gemm", "softmax", "weigh", "transpose",
-                                         "copy", "shape",   "widen", "narrow" };
+    static const char *const names[] = { "gemm",  "softmax", "weigh",  "transpose", "copy",
+                                         "shape", "widen",   "narrow", "dots",      "finite" };
     static const int sigs[2] = { SIGSEGV, SIGBUS };
     struct sigaction act, was[2];
     fence f[6];
@@ -1122,6 +1180,8 @@ SUITE(kernels_suite)
     RUN_ON_EACH_ISA(exp_sweep);
     RUN_ON_EACH_ISA(exp_special);
     RUN_ON_EACH_ISA(gemm_contract);
+    RUN_ON_EACH_ISA(dots_contract);
+    RUN_ON_EACH_ISA(finite_contract);
     RUN_ON_EACH_ISA(softmax_contract);
     RUN_ON_EACH_ISA(softmax_nan);
     RUN_ON_EACH_ISA(weigh_contract);
