@@ -657,7 +657,7 @@ TEST shape_nan(mha_isa isa)
 
 /* ---- compact numbers ------------------------------------------------------------------------- */
 
-/* All halves and bfloats, all bytes with both kinds of scales: as the scalar table has them, whose
+/* All halves and bfloats, all bytes with both kinds of scales and none: as the scalar table has them, whose
    conversions test_compact.c compares with double. */
 TEST widen_contract(mha_isa isa)
 {
@@ -667,7 +667,7 @@ TEST widen_contract(mha_isa isa)
     const mha__kernels *kern = mha__kernels_for(isa);
     for (int i = 0; i < N * MHA__NR; i++) half[i] = (uint16_t)i;
     for (int type = MHA_F16; type <= MHA_INT8; type++)
-        for (int way = 0; way < (type == MHA_INT8 ? 2 : 1); way++) {
+        for (int way = 0; way < (type == MHA_INT8 ? 3 : 1); way++) {
             const signed char *byte = (const signed char *)half;
             static float row[N];
             float col[MHA__NR];
@@ -675,9 +675,11 @@ TEST widen_contract(mha_isa isa)
             for (int i = 0; i < MHA__NR; i++) col[i] = 0.1f + (float)i / 3;
             for (int i = 0; i < N; i++) row[i] = 0.2f + (float)i / 7;
             to[0] = to[n * MHA__NR + 1] = f_bits(CANARY);
-            kern->widen((mha_type)type, n, half, to + 1, way ? col : NULL, way ? NULL : row);
+            kern->widen((mha_type)type, n, half, to + 1, way == 1 ? col : NULL,
+                        way == 0 ? row : NULL);
             for (int i = 0; i < n * MHA__NR; i++) {
-                volatile float want = (float)byte[i] * (way ? col[i % MHA__NR] : row[i / MHA__NR]);
+                volatile float want = (float)byte[i];
+                if (way < 2) want *= way ? col[i % MHA__NR] : row[i / MHA__NR];
                 if (type == MHA_F16) want = mha__from_f16(half[i]);
                 if (type == MHA_BF16) want = mha__from_bf16(half[i]);
                 if (is_nan(want)) ASSERT(is_nan(to[1 + i]));
@@ -691,34 +693,63 @@ TEST widen_contract(mha_isa isa)
 /* The product with compact panels has the bits of widening them first. */
 TEST narrow_contract(mha_isa isa)
 {
-    enum { P = 6, K = 67 };
+    enum { P = 6, K = 67, GAP = 3 * MHA__NR };
     const mha__kernels *kern = mha__kernels_for(isa);
     rng r = rng_make(test_seed + 480);
     if (!kern->narrow) SKIPm("widen does it here");
-    for (int type = MHA_F16; type <= MHA_INT8; type++)
-        for (int np = 1; np <= P; np++)
-            for (int k = 0; k <= K; k += k < 18 ? 1 : 7) {
-                static float a[(K / MHA__NR + 1) * MHA__MR_MAX * MHA__NR], wide[P * K * MHA__NR];
-                static float got[P * MHA__MR_MAX * MHA__NR], want[P * MHA__MR_MAX * MHA__NR];
-                static uint16_t b[P * K * MHA__NR];
-                float col[P * MHA__NR];
-                const size_t size = type == MHA_INT8 ? 1 : 2;
-                rng_fill(&r, a, sizeof a / sizeof *a);
-                for (int i = 0; i < P * MHA__NR; i++) col[i] = fabsf(rng_normal(&r));
-                for (size_t i = 0; i < sizeof b / sizeof *b; i++)
-                    b[i] = type == MHA_INT8  ? (uint16_t)rng_u32(&r)
-                           : type == MHA_F16 ? mha__to_f16(rng_normal(&r))
-                                             : mha__to_bf16(rng_normal(&r));
-                for (size_t i = 0; i < sizeof got / sizeof *got; i++)
-                    got[i] = want[i] = f_bits(CANARY);
-                for (int p = 0; p < np; p++)
-                    kern->widen((mha_type)type, k,
-                                (const char *)b + (size_t)(p * k * MHA__NR) * size,
-                                wide + p * k * MHA__NR, col + p * MHA__NR, NULL);
-                kern->gemm(1, np, k, a, wide, MHA__NR, k * MHA__NR, want, NULL);
-                kern->narrow(np, k, a, (mha_type)type, b, type == MHA_INT8 ? col : NULL, got);
-                ASSERT(unchanged(want, got, sizeof got / sizeof *got));
-            }
+    for (int way = 0; way < 9; way++) /* a type; scales: none, of rows, of columns */
+        for (int m = 1; m <= kern->mr; m++)
+            for (int np = 1; np <= P; np++)
+                for (int k = 0; k <= K; k += k < 18 ? (k + m) % 5 + 1 : 7) {
+                    static float a[(K / MHA__NR + 1) * MHA__MR_MAX * MHA__NR];
+                    static float wide[P * K * MHA__NR];
+                    static float got[P * MHA__MR_MAX * MHA__NR], want[P * MHA__MR_MAX * MHA__NR];
+                    static uint16_t b[P * (K * MHA__NR + GAP)];
+                    const mha_type type = (mha_type)(MHA_F16 + way % 3);
+                    const size_t size = type == MHA_INT8 ? 1 : 2;
+                    const int panel = k * MHA__NR + (m % 2 ? GAP : 0);
+                    const float *rows, *cols, *start;
+                    float col[P * MHA__NR], row[K], factor[MHA__MR_MAX];
+                    rows = way / 3 == 1 ? row : NULL;
+                    cols = way / 3 == 2 ? col : NULL;
+                    start = (np + k) % 2 ? factor : NULL;
+                    rng_fill(&r, a, sizeof a / sizeof *a);
+                    rng_fill(&r, row, K);
+                    rng_fill(&r, col, P * MHA__NR);
+                    rng_fill(&r, factor, MHA__MR_MAX);
+                    for (size_t i = 0; i < sizeof b / sizeof *b; i++)
+                        b[i] = type == MHA_INT8  ? (uint16_t)rng_u32(&r)
+                               : type == MHA_F16 ? mha__to_f16(rng_normal(&r))
+                                                 : mha__to_bf16(rng_normal(&r));
+                    rng_fill(&r, want, sizeof want / sizeof *want);
+                    memcpy(got, want, sizeof got);
+                    for (int p = 0; p < np; p++)
+                        kern->widen(type, k, (const char *)b + (size_t)(p * panel) * size,
+                                    wide + p * k * MHA__NR, cols ? cols + p * MHA__NR : NULL, rows);
+                    kern->gemm(m, np, k, a, wide, MHA__NR, k * MHA__NR, want, start);
+                    kern->narrow(m, np, k, a, type, b, panel, rows, cols, got, start);
+                    if (!unchanged(want, got, sizeof got / sizeof *got))
+                        printf("  way %d, m %d, np %d, k %d\n", way, m, np, k);
+                    ASSERT(unchanged(want, got, sizeof got / sizeof *got));
+                }
+    PASS();
+}
+
+TEST times_contract(mha_isa isa)
+{
+    const mha__kernels *kern = mha__kernels_for(isa);
+    rng r = rng_make(test_seed + 490);
+    for (int m = 1; m <= kern->mr; m++)
+        for (int np = 1; np <= 5; np++) {
+            float c[5 * MHA__MR_MAX * MHA__NR], was[5 * MHA__MR_MAX * MHA__NR], col[5 * MHA__NR];
+            rng_fill(&r, c, sizeof c / sizeof *c);
+            rng_fill(&r, col, 5 * MHA__NR);
+            memcpy(was, c, sizeof was);
+            for (int i = 0; i < m; i++)
+                for (int j = 0; j < np * MHA__NR; j++) was[at(kern, i, j)] *= col[j];
+            kern->times(m, np, c, col);
+            ASSERT(same_bits(was, c, sizeof c / sizeof *c));
+        }
     PASS();
 }
 
@@ -769,7 +800,8 @@ static void on_fault(int sig)
 /* One call of a kernel: which of them, and its shape. */
 typedef struct visit {
     const mha__kernels *kern;
-    int what; /* 0 gemm, 1 softmax, 2 weigh, 3 transpose, 4 copy, 5 shape, 6 widen, 7 narrow, 8 dots, 9 finite */
+    int what; /* 0 gemm, 1 softmax, 2 weigh, 3 transpose, 4 copy, 5 shape, 6 widen, 7 narrow, 8 dots, 9 finite,
+                 10 times */
     int m, np, k, strided, given, last;
     fence *f; /* 6 of them */
 } visit;
@@ -824,9 +856,12 @@ static void visit_run(const visit *v)
                            fence_floats(v->f + 3, (size_t)rows, v->last));
         else if (v->kern->narrow)
             v->kern->narrow(
-                v->np, k, fence_floats(v->f + 3, k ? 1 + at(v->kern, 0, k - 1) : 0, v->last), type,
-                from, fence_floats(v->f + 5, (size_t)(v->np * MHA__NR), v->last),
-                fence_floats(v->f, (size_t)((v->np - 1) * mr * MHA__NR + MHA__NR), v->last));
+                v->m, v->np, k,
+                fence_floats(v->f + 3, k ? 1 + at(v->kern, v->m - 1, k - 1) : 0, v->last), type,
+                from, k * MHA__NR,
+                v->np % 3 == 1 ? fence_floats(v->f + 5, (size_t)k, v->last) : NULL,
+                v->np % 3 == 2 ? fence_floats(v->f + 5, (size_t)(v->np * MHA__NR), v->last) : NULL,
+                c, v->np % 2 ? x : NULL);
     } else if (v->what == 8) {
         const int k = v->k / MHA__NR * MHA__NR, step = v->strided ? k + 5 : k;
         const size_t n_a = k ? 1 + at(v->kern, v->m - 1, k - 1) : 0;
@@ -835,6 +870,8 @@ static void visit_run(const visit *v)
         if (v->kern->dots)
             v->kern->dots(v->m, v->np, k, fence_floats(v->f + 4, n_a, v->last), b, step,
                           v->given ? b : NULL, c);
+    } else if (v->what == 10) {
+        v->kern->times(v->m, v->np, c, fence_floats(v->f + 5, (size_t)(v->np * MHA__NR), v->last));
     } else if (v->what == 9) {
         v->kern->finite(v->np * MHA__NR,
                         fence_floats(v->f + 4, (size_t)(v->np * MHA__NR), v->last));
@@ -855,7 +892,7 @@ static int visit_faults(const visit *v)
 
 static int visit_all(visit *v)
 {
-    for (v->what = 0; v->what < 10; v->what++)
+    for (v->what = 0; v->what < 11; v->what++)
         for (v->m = 1; v->m <= v->kern->mr; v->m++)
             for (v->np = 1; v->np <= NP_MAX; v->np++)
                 for (int k = 0; k < (v->what == 0 || v->what == 7 || v->what == 8 ? DEPTHS : 2);
@@ -870,8 +907,8 @@ static int visit_all(visit *v)
 
 TEST stays_inside(mha_isa isa)
 {
-    static const char *const names[] = { "gemm",  "softmax", "weigh",  "transpose", "copy",
-                                         "shape", "widen",   "narrow", "dots",      "finite" };
+    static const char *const names[] = { "gemm",  "softmax", "weigh", "transpose", "copy", "shape",
+                                         "widen", "narrow",  "dots",  "finite",    "times" };
     static const int sigs[2] = { SIGSEGV, SIGBUS };
     struct sigaction act, was[2];
     fence f[6];
@@ -1192,6 +1229,7 @@ SUITE(kernels_suite)
     RUN_ON_EACH_ISA(shape_nan);
     RUN_ON_EACH_ISA(widen_contract);
     RUN_ON_EACH_ISA(narrow_contract);
+    RUN_ON_EACH_ISA(times_contract);
     RUN_ON_EACH_ISA(stays_inside);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         greatest_set_test_suffix(sizes[i].name);
