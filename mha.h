@@ -1395,9 +1395,8 @@ static MHA__AVX2 void mha__dots_avx2(int m, int np, int k, const float *a, const
         for (i = 0; i < m; i += rows) {
             const float *x = a + i * MHA__NR;
             float *z = c + i * MHA__NR;
-            rows = m - i >= 4 ? 4 : m - i >= 2 ? 2 : 1;
+            rows = m - i >= 4 ? 4 : 1;
             if (rows == 4) mha__dots_rows_avx2(4, 2, k, x, b, b_row, next, z);
-            else if (rows == 2) mha__dots_rows_avx2(2, 2, k, x, b, b_row, next, z);
             else if (did == 2) mha__dots_rows_avx2(1, 4, k, x, b, b_row, next, z);
             else mha__dots_rows_avx2(1, 2, k, x, b, b_row, next, z);
         }
@@ -1654,7 +1653,6 @@ MHA__INLINE MHA__AVX2 void mha__narrow_row_avx2(const mha_type type, const int P
     for (p = 0; p < 2 * P; p++) acc[p] = _mm256_setzero_ps();
     for (; k > 0; k -= MHA__NR, a += (MHA__AVX2_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
-        MHA__UNROLL4
         for (kk = 0; kk < n; kk++, a++, b += MHA__NR * size) {
             x = _mm256_broadcast_ss(a);
             MHA__UNROLL
@@ -1725,9 +1723,8 @@ static MHA__AVX2 void mha__narrow_avx2(int m, int np, int k, const float *a, mha
             for (i = 0; i < m; i += rows) {
                 const float *x = a + i * MHA__NR, *first = start ? start + i : NULL;
                 float *z = c + i * MHA__NR;
-                rows = m - i >= 4 ? 4 : m - i >= 2 ? 2 : 1;
+                rows = m - i >= 4 ? 4 : 1;
                 if (rows == 4) mha__narrow_rows_avx2(4, k, x, type, at, row, col, z, first);
-                else if (rows == 2) mha__narrow_rows_avx2(2, k, x, type, at, row, col, z, first);
                 else mha__narrow_rows_avx2(1, k, x, type, at, row, col, z, first);
             }
         }
@@ -1772,7 +1769,6 @@ MHA__INLINE MHA__AVX512 void mha__rows_avx512(const int R, const int P, int k, c
     }
     for (; k > 0; k -= MHA__NR, a += (MHA__AVX512_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
-        MHA__UNROLL4
         for (kk = 0; kk < n; kk++, a++, b += b_row) {
             MHA__UNROLL
             for (p = 0; p < P; p++) y[p] = _mm512_loadu_ps(b + p * b_panel);
@@ -1797,7 +1793,8 @@ static MHA__AVX512 void mha__gemm_avx512(int m, int np, int k, const float *a, c
 {
     int did;
     for (; np > 0; np -= did, b += did * b_panel, c += did * MHA__AVX512_MR * MHA__NR) {
-        did = np >= 4 ? 4 : np >= 2 ? 2 : 1; /* d = 32 has two: 6x1 would be half as fast */
+        /* d = 32 has two: six rows of one would be half as fast where two are multiplied a cycle */
+        did = np >= 4 ? 4 : np >= 2 && m == 6 ? 2 : 1;
         switch (did * 8 + m) {
         case 38: mha__rows_avx512(6, 4, k, a, b, b_row, b_panel, c, start); break;
         case 37: mha__rows_avx512(5, 4, k, a, b, b_row, b_panel, c, start); break;
@@ -1806,11 +1803,6 @@ static MHA__AVX512 void mha__gemm_avx512(int m, int np, int k, const float *a, c
         case 34: mha__rows_avx512(2, 4, k, a, b, b_row, b_panel, c, start); break;
         case 33: mha__rows_avx512(1, 4, k, a, b, b_row, b_panel, c, start); break;
         case 22: mha__rows_avx512(6, 2, k, a, b, b_row, b_panel, c, start); break;
-        case 21: mha__rows_avx512(5, 2, k, a, b, b_row, b_panel, c, start); break;
-        case 20: mha__rows_avx512(4, 2, k, a, b, b_row, b_panel, c, start); break;
-        case 19: mha__rows_avx512(3, 2, k, a, b, b_row, b_panel, c, start); break;
-        case 18: mha__rows_avx512(2, 2, k, a, b, b_row, b_panel, c, start); break;
-        case 17: mha__rows_avx512(1, 2, k, a, b, b_row, b_panel, c, start); break;
         case 14: mha__rows_avx512(6, 1, k, a, b, b_row, b_panel, c, start); break;
         case 13: mha__rows_avx512(5, 1, k, a, b, b_row, b_panel, c, start); break;
         case 12: mha__rows_avx512(4, 1, k, a, b, b_row, b_panel, c, start); break;
@@ -1987,7 +1979,6 @@ MHA__INLINE MHA__AVX512 void mha__narrow_row_avx512(const mha_type type, const i
     for (p = 0; p < P; p++) acc[p] = _mm512_setzero_ps();
     for (; k > 0; k -= MHA__NR, a += (MHA__AVX512_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
-        MHA__UNROLL4
         for (kk = 0; kk < n; kk++, a++, b += MHA__NR * size) {
             x = _mm512_set1_ps(*a);
             MHA__UNROLL
@@ -2057,7 +2048,7 @@ static MHA__AVX512 void mha__narrow_avx512(int m, int np, int k, const float *a,
         for (i = 0; i < m; i += rows) {
             const float *x = a + i * MHA__NR, *first = start ? start + i : NULL;
             float *z = c + i * MHA__NR;
-            rows = m - i >= 4 ? 4 : m - i >= 2 ? 2 : 1;
+            rows = m - i >= 4 ? 4 : 1;
             switch (did * 8 + (plain ? 0 : rows)) {
             case 32:
                 if (type == MHA_F16) mha__narrow_row_avx512(MHA_F16, 4, k, x, at, b_panel, z);
@@ -2068,17 +2059,11 @@ static MHA__AVX512 void mha__narrow_avx512(int m, int np, int k, const float *a,
             case 36:
                 mha__narrow_rows_avx512(4, 4, k, x, type, at, b_panel, row, col, z, first);
                 break;
-            case 34:
-                mha__narrow_rows_avx512(2, 4, k, x, type, at, b_panel, row, col, z, first);
-                break;
             case 33:
                 mha__narrow_rows_avx512(1, 4, k, x, type, at, b_panel, row, col, z, first);
                 break;
             case 12:
                 mha__narrow_rows_avx512(4, 1, k, x, type, at, b_panel, row, col, z, first);
-                break;
-            case 10:
-                mha__narrow_rows_avx512(2, 1, k, x, type, at, b_panel, row, col, z, first);
                 break;
             default:
                 mha__narrow_rows_avx512(1, 1, k, x, type, at, b_panel, row, col, z, first);
@@ -2537,6 +2522,9 @@ static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t
             kern->copy(full, row[i], step, p + i * to->t_lo, to->c_hi, 1.0f, bias);
     } else if (m < MHA__NR) {
         full = 0;
+        /* A panel is multiplied whole: the places of keys to come must not be undefined. */
+        if (t % MHA__NR == 0)
+            memset(p, 0, (size_t)(mha__min(np * MHA__NR, d - c) * MHA__NR) * sizeof(float));
     } else {
         memcpy(at, row, sizeof at);
         for (n = 0; n < full; n++) {
@@ -2995,11 +2983,13 @@ static void mha__norm_row(const mha__rotate_job *job, float *x)
     }
 }
 
-/* Rows of one head, from position t on, in the number format of a cache. */
+/* Rows of one head, from position t on, in the number format of a cache. What fills a panel up
+   becomes 0, as panels are widened whole: the keys to come, the dims of a value past its width. */
 static void mha__keep(const mha__place *to, ptrdiff_t b, ptrdiff_t heads, ptrdiff_t h, ptrdiff_t t,
                       int m, ptrdiff_t d, const float *const *row)
 {
-    ptrdiff_t at, c;
+    ptrdiff_t at, c, wide = to->c_lo == 1 ? mha__div_up(d, MHA__NR) * MHA__NR : d;
+    size_t size = mha__type_size(to->type);
     int i;
     for (i = 0; i < m; i++, t++) {
         ptrdiff_t slot = to->ring ? t % to->ring : t;
@@ -3009,9 +2999,11 @@ static void mha__keep(const mha__place *to, ptrdiff_t b, ptrdiff_t heads, ptrdif
             to->scale[(b * heads + h) * to->scales + slot] = scale;
         }
         at = b * to->batch + h * to->head + slot / MHA__NR * to->t_hi + slot % MHA__NR * to->t_lo;
-        for (c = 0; c < d; c++)
+        if (to->c_lo != 1 && slot % MHA__NR == 0)
+            memset((char *)to->compact + (size_t)at * size, 0, (size_t)(d * MHA__NR) * size);
+        for (c = 0; c < wide; c++)
             mha__put(to->type, to->compact, at + c / MHA__NR * to->c_hi + c % MHA__NR * to->c_lo,
-                     row[i][c], scale);
+                     c < d ? row[i][c] : 0.0f, scale);
     }
 }
 
@@ -3545,6 +3537,7 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
     int start = job->sink || job->bias_k || job->zero_attn;
     int skip = job->gate && !job->lse && !job->top;
     mha__view view = mha__view_make(job, b);
+    float *tile;
     u->job = job;
     u->b = b;
     u->g = g;
@@ -3562,7 +3555,7 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
     u->sum = u->top + tiles * mr;
     u->row = (mha__row *)(void *)(u->top + mha__div_up(2 * tiles * mr, MHA__NR) * MHA__NR);
     if (careful || start) memset(u->o, 0, (size_t)(tiles * u->otile) * sizeof(float));
-    for (r = h = 0, n = 0; h < group; h++) {
+    for (r = h = 0, n = 0, tile = u->q; h < group; h++) {
         const float *from = job->q + mha__at(&job->q_stride, job->cu_q, b, g * group + h, 0);
         for (i = i0; i < i0 + u->queries; i++) {
             const float *src = from + i * job->q_stride.seq;
@@ -3572,10 +3565,9 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
                        (size_t)job->d_v * sizeof(float));
                 continue;
             }
-            if (n == mr) n = 0;
+            if (n == mr) n = 0, tile += u->qtile;
             if (i + 8 < i0 + u->queries) MHA__PREFETCH(src + 8 * job->q_stride.seq);
-            mha__tile_row(job->kern, u->q + (r - n) * (u->qtile / mr), (int)n, job->d_k, src,
-                          job->scale * u->unit);
+            mha__tile_row(job->kern, tile, (int)n, job->d_k, src, job->scale * u->unit);
             mha__row_make(&job->mask, &view, &u->row[r], g * group + h, i);
             u->row[r].gate = gate;
             u->row[r].seen = 0;
