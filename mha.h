@@ -2506,15 +2506,19 @@ static const float mha__zeros[MHA__NR] = { 0 };
 
 /* np blocks of 16 columns from column c on, of one head of width d, of positions t .. t+m-1, plus
    bias [16*np] if it is not null. Each row has its own pointer, its blocks step floats apart; the
-   positions lie in one block of 16. */
+   positions lie in one block of 16. fill: no key follows; the rest of its panel becomes 0, as panels
+   are multiplied whole. */
 static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t b, ptrdiff_t h,
                        ptrdiff_t t, int m, ptrdiff_t c, int np, ptrdiff_t d,
-                       const float *const *row, ptrdiff_t step, const float *bias)
+                       const float *const *row, ptrdiff_t step, const float *bias, int fill)
 {
     int full = (int)mha__min(np, (d - c) / MHA__NR), i, j, n;
     const float *at[MHA__NR];
     float *p = to->data + b * to->batch + h * to->head + c / MHA__NR * to->c_hi;
-    if (to->ring) t %= to->ring;
+    if (to->ring && t >= to->ring) { /* the rest of the panel are keys of the lap before */
+        fill = 0;
+        t %= to->ring;
+    }
     if (to->origin) t += to->origin[b];
     p += t / MHA__NR * to->t_hi + t % MHA__NR * to->t_lo;
     if (to->c_lo == 1) {
@@ -2522,9 +2526,8 @@ static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t
             kern->copy(full, row[i], step, p + i * to->t_lo, to->c_hi, 1.0f, bias);
     } else if (m < MHA__NR) {
         full = 0;
-        /* A panel is multiplied whole: the places of keys to come must not be undefined. */
-        if (t % MHA__NR == 0)
-            memset(p, 0, (size_t)(mha__min(np * MHA__NR, d - c) * MHA__NR) * sizeof(float));
+        for (j = 0; fill && j < mha__min(np * MHA__NR, d - c); j++)
+            memset(p + j * MHA__NR + m, 0, (size_t)(MHA__NR - t % MHA__NR - m) * sizeof(float));
     } else {
         memcpy(at, row, sizeof at);
         for (n = 0; n < full; n++) {
@@ -2733,7 +2736,7 @@ static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrd
     ptrdiff_t mr = job->kern->mr, r, past, tile, n, h, col;
     ptrdiff_t b, t, q;
     const float *row[MHA__NR];
-    int m, i;
+    int m, i, fill;
     if (job->cu) { /* the last sequence that starts at or before this row */
         ptrdiff_t above = job->batch;
         for (b = 0; above - b > 1;) {
@@ -2756,12 +2759,14 @@ static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrd
             if (n == mr) n = 0, tile++;
             row[i] = c + tile * ctile + n * MHA__NR;
         }
+        /* unless the panel was begun by a call before this one, which filled it */
+        fill = t + m == mha__length(job->cu, job->seq, b) && (past + t) / MHA__NR * MHA__NR >= past;
         h = p / mat->head_panels;
         col = p % mat->head_panels; /* the first panel's in its head */
         for (q = 0; q < np; q += n, col = 0, h++) {
             n = mha__min(np - q, mat->head_panels - col);
             mha__store(job->kern, to, b, h, past + t, m, col * MHA__NR, (int)n, mat->d, row,
-                       mr * MHA__NR, mat->b + (p + q) * MHA__NR);
+                       mr * MHA__NR, mat->b + (p + q) * MHA__NR, fill);
             for (i = 0; i < m && q + n < np; i++) row[i] += n * mr * MHA__NR;
         }
     }
@@ -2999,7 +3004,7 @@ static void mha__keep(const mha__place *to, ptrdiff_t b, ptrdiff_t heads, ptrdif
             to->scale[(b * heads + h) * to->scales + slot] = scale;
         }
         at = b * to->batch + h * to->head + slot / MHA__NR * to->t_hi + slot % MHA__NR * to->t_lo;
-        if (to->c_lo != 1 && slot % MHA__NR == 0)
+        if (to->c_lo != 1 && slot % MHA__NR == 0 && slot == t) /* as in mha__store */
             memset((char *)to->compact + (size_t)at * size, 0, (size_t)(d * MHA__NR) * size);
         for (c = 0; c < wide; c++)
             mha__put(to->type, to->compact, at + c / MHA__NR * to->c_hi + c % MHA__NR * to->c_lo,
@@ -3041,7 +3046,8 @@ static void mha__rotate_unit(const void *arg, ptrdiff_t unit, float *scratch)
             mha__keep(&job->to, b, job->heads, h, past + t0, (int)(t1 - t0), job->d, row);
         else
             mha__store(job->kern, &job->to, b, h, past + t0, (int)(t1 - t0), 0,
-                       (int)mha__div_up(job->d, MHA__NR), job->d, row, MHA__NR, NULL);
+                       (int)mha__div_up(job->d, MHA__NR), job->d, row, MHA__NR, NULL,
+                       (past + t0) % MHA__NR == 0);
     }
 }
 
@@ -3250,7 +3256,7 @@ static void mha__pack_head(const mha__kernels *kern, const float *from, ptrdiff_
                 for (c = 0; c < d; c += MHA__NR) MHA__PREFETCH(row[i] + MHA__NR * stride + c);
         }
         mha__store(kern, to, b, g, t - zero, m, 0, (int)mha__div_up(d, MHA__NR), d, row, MHA__NR,
-                   NULL);
+                   NULL, 1);
     }
 }
 
@@ -3720,7 +3726,10 @@ static void mha__widen_keys(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g
     const char *from;
     ptrdiff_t t;
     for (t = t0; t < t1; t += MHA__NR) {
+        float col[MHA__NR] = { 0 }; /* there may be no scales after the last key */
         mha__compact_at(&job->k, b, g, job->kv_heads, t, &from, &scale);
+        if (scale && t1 - t < MHA__NR)
+            scale = (const float *)memcpy(col, scale, (size_t)(t1 - t) * sizeof(float));
         job->kern->widen(job->k.type, job->d_k, from, room + (t - j0) / MHA__NR * job->k.t_hi,
                          scale, NULL);
     }

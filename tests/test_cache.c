@@ -762,6 +762,42 @@ TEST ring_fork_and_reorder(mha_isa isa)
     PASS();
 }
 
+/* A ring whose window takes all of its places: the oldest key in it is seen until it is written
+   over, and not before. */
+TEST ring_full_window(mha_isa isa)
+{
+    enum { W = 24, PLACES = 256, N = PLACES + 40 };
+    rich l = rich_weights(isa, W, 4, 2, 6, 7, 0, 0, 0, test_seed + 12);
+    rng r = rng_make(test_seed + 45);
+    float *x = rng_floats(&r, N * W), *y = nan_floats(N * W), *want = nan_floats(N * W);
+    ASSERT_STATUS(MHA_OK, rich_create(&l));
+    for (int kind = 0; kind < 8; kind++) {
+        const mha_type type = (mha_type)(kind / 2);
+        mha_cache_config ring = cache_cfg(1, PLACES, 1), whole = cache_cfg(1, N, 0);
+        mha_cache *cache[2];
+        mha_args a = { 0 };
+        ring.type = whole.type = type;
+        ASSERT_STATUS(MHA_OK, mha_cache_create(&cache[0], l.n.layer, &ring));
+        ASSERT_STATUS(MHA_OK, mha_cache_create(&cache[1], l.n.layer, &whole));
+        a.batch = 1, a.mask.causal = MHA_CAUSAL, a.mask.windowed = 1;
+        for (int t = 0; t < N; t += a.seq) {
+            a.seq = kind % 2 ? 1 : t % 3 + 1;
+            if (a.seq > N - t) a.seq = N - t;
+            a.mask.left = PLACES - a.seq;
+            a.x = x + t * W, a.y = y + t * W, a.cache = cache[0];
+            ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
+            a.y = want + t * W, a.cache = cache[1];
+            ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
+        }
+        ASSERT(unchanged(want, y, N * W));
+        mha_cache_free(cache[0]);
+        mha_cache_free(cache[1]);
+    }
+    rich_free(&l);
+    free(x), free(y), free(want);
+    PASS();
+}
+
 /* A token of NaN shows as long as a window sees it, and then no more: not where it still lies next
    to those that are seen, nor when it was taken back. In every type. */
 TEST ring_forgets(mha_isa isa)
@@ -1419,6 +1455,7 @@ SUITE(cache_suite)
     RUN_ON_EACH_ISA(ring_refuses);
     RUN_ON_EACH_ISA(ring_rollback);
     RUN_ON_EACH_ISA(ring_fork_and_reorder);
+    RUN_ON_EACH_ISA(ring_full_window);
     RUN_ON_EACH_ISA(ring_forgets);
     RUN_ON_EACH_ISA(cross_attention);
     RUN_ON_EACH_ISA(cross_attention_rectangular);
