@@ -91,8 +91,8 @@
    Weights are packed once, when a layer is made, for kernels chosen then: AVX2+FMA or AVX-512 on
    x86-64 (found at run time: plain cc -O2 is enough), NEON on aarch64, portable C elsewhere. q, k
    and v are written where attention reads them, scores exist one tile at a time, and what causal,
-   windows and lengths exclude is not computed. Bring a workspace and threads to go faster. For one
-   query at a time use a cache: it keeps the keys packed, which mha_sdpa does anew in every call.
+   windows and lengths exclude is not computed. Bring a workspace and threads to go faster. One query
+   at a time is as fast as memory brings the keys, from a cache or from where you hold them.
    2^x is a polynomial in the kernels: within 1 ulp, 1.23 where there is no fused multiply-add.
 
 
