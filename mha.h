@@ -1855,7 +1855,9 @@ MHA__INLINE MHA__AVX512 __m512 mha__exp2_avx512(__m512 x)
 static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top, float *sum,
                                             float *alpha)
 {
-    float was[8] = { 0 }, hi[8], total[8];
+    const __mmask8 rows = (__mmask8)((1 << m) - 1);
+    const __m256 was = _mm256_maskz_loadu_ps(rows, top);
+    __m256 hi = was, total = _mm256_setzero_ps(), a; /* a lane a row */
     int p, i;
     for (i = 0; i < m; i++) {
         float *row = s + i * MHA__NR;
@@ -1875,16 +1877,14 @@ static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top,
         t4 = _mm_add_ps(_mm256_castps256_ps128(t8), _mm256_extractf128_ps(t8, 1));
         t4 = _mm_add_ps(t4, _mm_movehl_ps(t4, t4));
         t4 = _mm_add_ss(t4, _mm_movehdup_ps(t4));
-        hi[i] = _mm512_cvtss_f32(h);
-        was[i] = top[i] - hi[i];
-        total[i] = _mm_cvtss_f32(t4);
+        hi = _mm256_mask_mov_ps(hi, (__mmask8)(1 << i), _mm512_castps512_ps256(h));
+        total = _mm256_mask_broadcastss_ps(total, (__mmask8)(1 << i), t4);
     }
-    _mm256_storeu_ps(was, mha__exp2_avx2(_mm256_loadu_ps(was)));
-    for (i = 0; i < m; i++) {
-        top[i] = hi[i];
-        alpha[i] = was[i];
-        sum[i] = sum[i] * was[i] + total[i];
-    }
+    a = mha__exp2_avx2(_mm256_sub_ps(was, hi));
+    total = _mm256_add_ps(_mm256_mul_ps(_mm256_maskz_loadu_ps(rows, sum), a), total);
+    _mm256_mask_storeu_ps(top, rows, hi);
+    _mm256_mask_storeu_ps(alpha, rows, a);
+    _mm256_mask_storeu_ps(sum, rows, total);
 }
 
 /* As mha__cap. */
@@ -3470,7 +3470,7 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, 
                        const mha__block *block, float unit, const float *q, float *s, int *from)
 {
     ptrdiff_t lo = MHA__KEYS, hi = 0, all_lo = 0, all_hi = MHA__KEYS, n;
-    int i, np, any = 0, plain;
+    int i, np, any = 0, ranges, first = 0;
     for (i = 0; i < m; i++) {
         ptrdiff_t l = mha__max(rows[i].lo - block->j0, 0);
         ptrdiff_t h = mha__min(rows[i].hi - block->j0, MHA__KEYS);
@@ -3490,15 +3490,19 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, 
     else
         job->kern->gemm(m, np, (int)job->d_k, q, block->k + lo / MHA__NR * job->k.t_hi, MHA__NR,
                         job->k.t_hi, s, NULL);
-    plain = all_lo <= lo && all_hi >= lo + np * MHA__NR && !job->mask.allow && !job->mask.bias &&
-            !job->mask.key_padding;
-    if (plain && !job->alibi && job->softcap == 0.0f) {
-        for (i = 0; i < m; i++) rows[i].seen = 1;
-        return (int)n;
+    ranges = !job->mask.allow && !job->mask.bias && !job->mask.key_padding && !job->alibi &&
+             job->softcap == 0.0f;
+    /* nothing but ranges of keys: what all rows see stays as it is */
+    if (ranges && all_lo <= lo) first = (int)mha__min(mha__max(all_hi - lo, 0) / MHA__NR, np);
+    for (i = 0; i < m; i++) {
+        int left =
+            ranges && mha__max(rows[i].lo, block->j0) < mha__min(rows[i].hi, block->j0 + MHA__KEYS);
+        if (first < np &&
+            mha__shape_row(job, b, &rows[i], block->j0 + lo + first * MHA__NR, np - first, unit,
+                           s + (first * job->kern->mr + i) * MHA__NR))
+            left = 1;
+        if (left) rows[i].seen = any = 1;
     }
-    for (i = 0; i < m; i++)
-        if (mha__shape_row(job, b, &rows[i], block->j0 + lo, np, unit, s + i * MHA__NR))
-            rows[i].seen = any = 1;
     return any ? (int)n : 0;
 }
 
