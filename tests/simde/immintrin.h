@@ -162,4 +162,44 @@ static inline __m512 emu_from_halves(__m256i x)
 }
 #define _mm512_cvtph_ps(x) emu_from_halves(x)
 
+/* Lanes by a mask of their numbers; what is not in it is not touched. */
+#ifndef __mmask8
+#define __mmask8 simde__mmask8
+#endif
+
+static inline __m256 emu_maskz_load(int mask, const float *p)
+{
+    float f[8] = { 0 };
+    int i;
+    for (i = 0; i < 8; i++)
+        if (mask >> i & 1) f[i] = p[i];
+    return simde_mm256_loadu_ps(f);
+}
+#undef _mm256_maskz_loadu_ps
+#define _mm256_maskz_loadu_ps(mask, p) emu_maskz_load(mask, p)
+
+static inline void emu_mask_store(float *p, int mask, __m256 x)
+{
+    float f[8];
+    int i;
+    simde_mm256_storeu_ps(f, x);
+    for (i = 0; i < 8; i++)
+        if (mask >> i & 1) p[i] = f[i];
+}
+#undef _mm256_mask_storeu_ps
+#define _mm256_mask_storeu_ps(p, mask, x) emu_mask_store(p, mask, x)
+
+static inline __m256 emu_mask_mov(__m256 old, int mask, __m256 x)
+{
+    float f[8];
+    simde_mm256_storeu_ps(f, old);
+    emu_mask_store(f, mask, x);
+    return simde_mm256_loadu_ps(f);
+}
+#undef _mm256_mask_mov_ps
+#define _mm256_mask_mov_ps(old, mask, x) emu_mask_mov(old, mask, x)
+#undef _mm256_mask_broadcastss_ps
+#define _mm256_mask_broadcastss_ps(old, mask, x) \
+    emu_mask_mov(old, mask, simde_mm256_set1_ps(simde_mm_cvtss_f32(x)))
+
 #endif
