@@ -68,7 +68,8 @@
    WHAT IT PROMISES
 
    - A query that may see no key gets 0 (weights 0, log-sum-exp -inf), not NaN.
-   - -inf in an additive mask excludes a key exactly; no finite value does.
+   - -inf in an additive mask excludes a key exactly; no finite value does. (A score below -2.3e38,
+     bias included, weighs 0 beside any other, and its value is then not read.)
    - What is excluded is never read into a result: NaN or Inf there cannot leak.
      NaN in something attended does propagate.
    - Scores of any size that fits a float do not overflow. Zero lengths (B, T or S = 0) are valid.
