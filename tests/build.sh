@@ -1,5 +1,6 @@
 #!/bin/sh
 # Builds the test program: sh tests/build.sh DIR makes DIR/test, with $CC $CFLAGS $LDFLAGS.
+# With $TESTS, a folder where that was done before, only what holds the library is compiled.
 # Uses the first greatest.h there is: folder $GREATEST, the compiler's own include path,
 # build/ (from `make greatest`), tests/standin.
 cd "$(dirname "$0")/.." || exit 1
@@ -25,6 +26,10 @@ echo "building the tests with ${CC:-cc} ${CFLAGS--O2}, $which"
 pids= objs=
 for src in tests/main.c tests/support.c tests/oracle.c tests/test_*.c; do
     obj=$out/$(basename "$src" .c).o
+    if [ -n "$TESTS" ] && ! grep -q '^#define MHA_IMPLEMENTATION' "$src"; then
+        objs="$objs $TESTS/$(basename "$src" .c).o"
+        continue
+    fi
     ${CC:-cc} $strict ${CFLAGS--O2} $inc -c -o "$obj" "$src" &
     pids="$pids $!" objs="$objs $obj"
 done
