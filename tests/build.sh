@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the test program: sh tests/build.sh DIR makes DIR/test, with $CC $CFLAGS $LDFLAGS.
-# With $TESTS, a folder where that was done before, only what holds the library is compiled.
+# With $TESTS, a folder where that was done before, its objects are taken, but for the files that
+# hold the library or look at a -DTEST_... of $CFLAGS.
 # Uses the first greatest.h there is: folder $GREATEST, the compiler's own include path,
 # build/ (from `make greatest`), tests/standin.
 cd "$(dirname "$0")/.." || exit 1
@@ -23,10 +24,14 @@ else
 fi
 echo "building the tests with ${CC:-cc} ${CFLAGS--O2}, $which"
 
+anew='^#define MHA_IMPLEMENTATION'
+for flag in $CFLAGS; do
+    case $flag in -DTEST_*) flag=${flag#-D} anew="$anew|${flag%%=*}" ;; esac
+done
 pids= objs=
 for src in tests/main.c tests/support.c tests/oracle.c tests/test_*.c; do
     obj=$out/$(basename "$src" .c).o
-    if [ -n "$TESTS" ] && ! grep -q '^#define MHA_IMPLEMENTATION' "$src"; then
+    if [ -n "$TESTS" ] && ! grep -qE "$anew" "$src"; then
         objs="$objs $TESTS/$(basename "$src" .c).o"
         continue
     fi

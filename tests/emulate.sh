@@ -1,10 +1,11 @@
 #!/bin/sh
-# make emulate: the whole test program on the kernels this CPU may not have, side by side: NEON
+# make emulate: the whole test program on the kernels this CPU does not have, side by side: NEON
 # under qemu-user, and AVX-512 in plain C by SIMDe (tests/simde/immintrin.h). Only the
 # randomised cases are fewer. What is not installed is skipped, and named.
+#   sh tests/emulate.sh neon     that one alone
 cd "$(dirname "$0")/.." || exit 1
 dir=build/emulate
-rm -rf $dir && mkdir -p $dir/neon $dir/avx512
+for name in ${1:-neon avx512}; do rm -rf $dir/$name && mkdir -p $dir/$name; done
 unset CFLAGS LDFLAGS
 [ -n "$SEED" ] && export MHA_TEST_SEED="$SEED"
 
@@ -14,11 +15,16 @@ try() {
     CC=$3 CFLAGS=$4 sh tests/build.sh "$out" >"$log" 2>&1 && plain "$name" >>"$log" 2>&1 &&
         MHA_TEST_ISA=$name MHA_TEST_CASES=$2 $5 "$out/test" -v >>"$log" 2>&1 &&
         grep -q "randomised cases, on $name\$" "$log" && tail -n 1 "$log" | grep -q '^Pass: [1-9]' &&
-        { echo "ok $name: $(tail -n 1 "$log") ($(($(date +%s) - begin)) s)"; return; }
+        { ok; return; }
     grep -E '^FAIL|error:|^Pass:' "$log" | head -n 20
     tail -n 5 "$log"
     echo "FAIL $name; all output is in $log"
-    : >$dir/failed
+    : >$dir/$name/failed
+}
+
+ok() {
+    times >"$out/times"
+    echo "ok $name: $(tail -n 1 "$log") ($(($(date +%s) - begin)) s, $(sh tests/cpu.sh "$out/times") of a core)"
 }
 
 # The emulation of AVX-512 is one only if no AVX is in it.
@@ -54,7 +60,6 @@ avx512() {
     try avx512 400 gcc "-O2 -Wno-psabi -isystem tests/simde"
 }
 
-neon &
-avx512 &
+for name in ${1:-neon avx512}; do $name & done
 wait
-[ ! -e $dir/failed ]
+for name in ${1:-neon avx512}; do [ ! -e $dir/$name/failed ] || exit 1; done

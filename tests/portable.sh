@@ -13,15 +13,18 @@ export MHA_TEST_CASES=40
 
 # The longest first. Native builds of the library with one flag or compiler share the objects
 # of the tests, which "native" makes before all else.
-names="s390x armhf tcc ppc64le armel riscv64 i386 x87 mingw musl
-    gcc-11 clang-13 clang-16
+names="aarch64 avx512 s390x armhf tcc ppc64le armel riscv64 i386 x87 mingw musl
+    gcc-11 clang-13 clang-16 clang-19 clang-22
     Os Og O3 march-native no-avx lto unsigned-char fortify short-enums
     cortex-m4f cortex-m0 wasm wasm-simd msvc c2x c++20"
 
 quick="kernels_suite errors_suite stages_suite golden_suite random_suite compact_suite"
 few="errors_suite golden_suite random_suite"
 
-ok() { echo "ok $name: $1 ($(($(date +%s) - begin)) s)"; }
+ok() {
+    times >"$out/times"
+    echo "ok $name: $1 ($(($(date +%s) - begin)) s, $(sh tests/cpu.sh "$out/times") of a core)"
+}
 skip() { echo "skip $name ($1)"; }
 fail() {
     grep -E '^FAIL|error:|undefined reference|^Pass:' "$log" | head -n 10
@@ -76,14 +79,9 @@ full() {
 # relink CC FLAGS: the library alone built by CC with FLAGS, with the tests of the native build.
 relink() {
     has $1 || return
-    $1 $2 -Wall -Wextra -Werror -Itests/standin -c -o "$out/main.o" tests/main.c >"$log" 2>&1 &&
-        $1 $2 -o "$out/test" "$out/main.o" $dir/native/support.o $dir/native/oracle.o \
-            $dir/native/test_*.o -lm -pthread >>"$log" 2>&1 || { fail; return; }
-    if suites "$out/test" "" $few; then
-        ok "$(tail -n 1 "$log")"
-    else
-        fail
-    fi
+    TESTS=$dir/native
+    export TESTS
+    full $1 "$2 -Werror" "" $few
 }
 
 # one CC FLAGS EMULATOR: tests/firmware.c alone, as a program.
@@ -177,7 +175,7 @@ standard() {
     : >"$log"
     printf '#define MHA_IMPLEMENTATION\n#include "mha.h"\n' >"$out/implement.c"
     did=
-    for cc in gcc gcc-11 gcc-12 clang clang-13 clang-15 clang-16; do
+    for cc in gcc gcc-11 clang clang-13 clang-16 clang-19 clang-22; do
         command -v $cc >/dev/null || continue
         echo '#include <stddef.h>' >"$out/probe.c"
         $cc -x $2 -std=$1 -fsyntax-only "$out/probe.c" >/dev/null 2>&1 || continue
@@ -192,6 +190,14 @@ target() {
     name=$1 out=$dir/$1 log=$dir/$1/log begin=$(date +%s) exclude=
     mkdir -p "$out"
     case $name in
+    aarch64) sh tests/emulate.sh neon || : >$dir/failed ;;
+    avx512)
+        if grep -qw avx512vl /proc/cpuinfo 2>/dev/null; then
+            skip "this CPU has it: make test ran it; make emulate emulates it all the same"
+        else
+            sh tests/emulate.sh avx512 || : >$dir/failed
+        fi
+        ;;
     i386) m32 "-msse2 -mfpmath=sse" ;;
     x87)
         exclude="-x rows_alone"
