@@ -3,6 +3,10 @@
    alone), MHA_TEST_ISA (one table of kernels alone: "neon"), MHA_TEST_GOLDEN (folder of the
    golden files). */
 #define MHA_IMPLEMENTATION
+#ifndef _WIN32
+#include <pthread.h>
+#define pthread_create test_pthread_create
+#endif
 #include "test.h"
 
 SUITE_EXTERN(kernels_suite);

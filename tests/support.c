@@ -1,4 +1,6 @@
 /* support.c - what test.h declares. */
+#include <errno.h>
+
 #include "test.h"
 
 uint64_t test_seed = 1;
@@ -27,7 +29,7 @@ void *test_malloc(size_t bytes)
     if (p) {
         ADD(test_live, 1);
         ADD(test_allocs, 1);
-#ifndef TEST_UNDEFINED /* MSan and valgrind know for themselves what was never written */
+#ifndef TEST_UNDEFINED          /* MSan and valgrind know for themselves what was never written */
         memset(p, 0xff, bytes); /* NaNs: whoever reads what it did not write shows */
 #endif
     }
@@ -40,6 +42,19 @@ void test_free(void *p)
     ADD(test_live, -1);
     free(p);
 }
+
+/* ---- threads ----------------------------------------------------------------------------- */
+
+long test_threads_left = -1;
+
+#ifndef _WIN32
+int test_pthread_create(pthread_t *id, const pthread_attr_t *attr, void *(*run)(void *), void *arg)
+{
+    if (test_threads_left == 0) return EAGAIN;
+    if (test_threads_left > 0) test_threads_left--;
+    return pthread_create(id, attr, run, arg);
+}
+#endif
 
 /* ---- random numbers ---------------------------------------------------------------------- */
 

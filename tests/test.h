@@ -19,6 +19,14 @@ extern long test_live;       /* blocks taken and not given back */
 extern long test_allocs;     /* allocations since the counter was last set to 0 */
 extern long test_fail_after; /* the allocation after this many returns null; -1 = never */
 
+/* Its pool starts threads through this, in main.c; there are to be no more after so many, -1 = any
+   number. */
+extern long test_threads_left;
+#ifndef _WIN32
+#include <pthread.h>
+int test_pthread_create(pthread_t *id, const pthread_attr_t *attr, void *(*run)(void *), void *arg);
+#endif
+
 #define MHA_MALLOC(n) test_malloc(n)
 #define MHA_FREE(p) test_free(p)
 #ifndef MHA_THREADS

@@ -1197,8 +1197,72 @@ TEST negative_scale(mha_isa isa)
     PASS();
 }
 
+/* A copy of from [B,H,T,d] in which the axes of flip (1 batch, 2 head, 4 position) run backwards;
+   free() what is returned. s becomes its strides, *at where its first row is. */
+static float *turned(const float *from, int B, int H, int T, int d, int flip, mha_stride *s,
+                     float **at)
+{
+    float *room = test_floats((size_t)(B * H * T * d), 0.0f);
+    s->batch = flip & 1 ? -H * T * d : H * T * d;
+    s->head = flip & 2 ? -T * d : T * d;
+    s->seq = flip & 4 ? -d : d;
+    *at = room + (flip & 1 ? (B - 1) * H * T * d : 0) + (flip & 2 ? (H - 1) * T * d : 0) +
+          (flip & 4 ? (T - 1) * d : 0);
+    for (int b = 0; b < B; b++)
+        for (int h = 0; h < H; h++)
+            for (int t = 0; t < T; t++)
+                memcpy(*at + b * s->batch + h * s->head + t * s->seq,
+                       from + ((b * H + h) * T + t) * d, (size_t)d * sizeof(float));
+    return room;
+}
+
+/* Strides of either sign in q, k, v, o and in the masks: the same bits. */
+TEST strides_below_zero(mha_isa isa)
+{
+    enum { B = 2, H = 4, G = 2, T = 19, S = 37, DK = 6, DV = 5 };
+    rng r = rng_make(test_seed + 5);
+    problem p = problem_make(isa, B, H, G, T, S, DK, DV, test_seed);
+    unsigned char allow[T * S], allow_back[T * S];
+    float bias[T * S], bias_back[T * S];
+    result want;
+    for (int i = 0; i < T * S; i++) {
+        allow[i] = allow_back[T * S - 1 - i] = (unsigned char)rng_chance(&r, 70);
+        bias[i] = bias_back[T * S - 1 - i] = rng_normal(&r);
+    }
+    p.a.mask.allow = allow;
+    p.a.mask.bias = bias;
+    ASSERT_STATUS(MHA_OK, problem_run(&p));
+    want = result_of(&p);
+    p.a.mask.allow = allow_back + T * S - 1;
+    p.a.mask.bias = bias_back + T * S - 1;
+    p.a.mask.allow_stride.query = p.a.mask.bias_stride.query = -S;
+    p.a.mask.allow_stride.key = p.a.mask.bias_stride.key = -1;
+    for (int flip = 0; flip < 8; flip++) {
+        float *q, *k, *v, *o, *room[4];
+        room[0] = turned(p.q, B, H, T, DK, flip, &p.a.q_stride, &q);
+        room[1] = turned(p.k, B, G, S, DK, flip ^ 4, &p.a.k_stride, &k);
+        room[2] = turned(p.v, B, G, S, DV, flip, &p.a.v_stride, &v);
+        room[3] = turned(p.o, B, H, T, DV, 7 - flip, &p.a.o_stride, &o);
+        p.a.q = q, p.a.k = k, p.a.v = v, p.a.o = o;
+        ASSERT_STATUS(MHA_OK, mha_sdpa(&p.a));
+        for (int b = 0; b < B; b++)
+            for (int h = 0; h < H; h++)
+                for (int t = 0; t < T; t++)
+                    ASSERT(same_result(o + b * p.a.o_stride.batch + h * p.a.o_stride.head +
+                                           t * p.a.o_stride.seq,
+                                       want.o + ((b * H + h) * T + t) * DV, DV));
+        ASSERT(same_result(p.lse, want.lse, p.nlse));
+        ASSERT(same_result(p.attn, want.attn, p.nattn));
+        for (int i = 0; i < 4; i++) free(room[i]);
+    }
+    result_free(&want);
+    problem_free(&p);
+    PASS();
+}
+
 SUITE(edges_suite)
 {
+    RUN_ON_EACH_ISA(strides_below_zero);
     RUN_ON_EACH_ISA(dead_by_allow);
     RUN_ON_EACH_ISA(dead_by_key_len);
     RUN_ON_EACH_ISA(dead_by_bias);

@@ -936,12 +936,67 @@ TEST stays_inside(mha_isa isa)
     PASS();
 }
 
+#ifndef MAP_NORESERVE
+#define MAP_NORESERVE 0
+#endif
+
+/* Neighbours more than 2^31 floats apart, along each axis in turn: the same bits as side by side.
+   The memory between them is reserved, not used. */
+TEST far_apart(mha_isa isa)
+{
+    enum { D = 20, ROW = 32, N = 8 }; /* B = H = T = S = 2; a row of each tensor has 32 floats */
+    const size_t far = ((size_t)1 << 31) + 64, bytes = (far + 8 * N * ROW) * sizeof(float);
+    rng r = rng_make(test_seed);
+    float *near = test_floats(4 * N * ROW, 0.0f), *map;
+    void *room;
+    if (sizeof(size_t) < 8) SKIPm("a small address space");
+    room = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                -1, 0);
+    if (room == MAP_FAILED) SKIPm("no 8 GiB of addresses here");
+    map = (float *)room;
+    rng_fill(&r, near, 3 * N * ROW);
+    for (int axis = 0; axis < 4; axis++) {
+        mha_sdpa_args a;
+        mha_stride s;
+        float *at[4], *base = axis ? map : near; /* q, k, v, o lie one after the other, without */
+        s.batch = 4 * ROW, s.head = 2 * ROW, s.seq = ROW;
+        if (axis == 1) s.batch = (ptrdiff_t)far;
+        if (axis == 2) s.head = (ptrdiff_t)far;
+        if (axis == 3) s.seq = (ptrdiff_t)far;
+        memset(&a, 0, sizeof a);
+        for (int i = 0; i < 4; i++) {
+            at[i] = base + i * N * ROW;
+            for (int n = 0; axis && n < N; n++)
+                memcpy(at[i] + n / 4 * s.batch + n / 2 % 2 * s.head + n % 2 * s.seq,
+                       near + (i * N + n) * ROW, i < 3 ? ROW * sizeof(float) : 0);
+        }
+        a.batch = a.heads = a.seq = a.source_seq = 2;
+        a.d_k = a.d_v = D;
+        a.q = at[0], a.k = at[1], a.v = at[2], a.o = at[3];
+        a.q_stride = a.k_stride = a.v_stride = a.o_stride = s;
+        a.isa = isa;
+        ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+        for (int n = 0; n < N; n++)
+            ASSERT(same_bits(at[3] + n / 4 * s.batch + n / 2 % 2 * s.head + n % 2 * s.seq,
+                             near + (3 * N + n) * ROW, D));
+    }
+    munmap(room, bytes);
+    free(near);
+    PASS();
+}
+
 #else
 
 TEST stays_inside(mha_isa isa)
 {
     (void)isa;
     SKIPm("no mmap and mprotect here");
+}
+
+TEST far_apart(mha_isa isa)
+{
+    (void)isa;
+    SKIPm("no mmap here");
 }
 
 #endif
@@ -1231,6 +1286,7 @@ SUITE(kernels_suite)
     RUN_ON_EACH_ISA(narrow_contract);
     RUN_ON_EACH_ISA(times_contract);
     RUN_ON_EACH_ISA(stays_inside);
+    RUN_ON_EACH_ISA(far_apart);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         greatest_set_test_suffix(sizes[i].name);
         RUN_TESTp(sdpa_precision, sizes + i);

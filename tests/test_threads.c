@@ -2,10 +2,6 @@
    ThreadSanitizer. */
 #include "fixture.h"
 
-#ifndef _WIN32
-#include <pthread.h>
-#endif
-
 /* ---- what is computed: layers and sdpa of few and many units of work ---------------------- */
 
 typedef struct shape {
@@ -198,6 +194,30 @@ TEST pool_is_reused(void)
     PASS();
 }
 
+/* The system gives 0, 1, 2 threads of the three that are asked for. */
+TEST pool_of_fewer_threads(mha_isa isa)
+{
+#ifdef _WIN32
+    (void)isa;
+    SKIPm("needs pthreads");
+#else
+    const long live = test_live;
+    for (int given = 0; given < 3; given++) {
+        mha_pool *pool = NULL;
+        mha_status st;
+        test_threads_left = given;
+        st = mha_pool_create(&pool, 4);
+        test_threads_left = -1;
+        ASSERT_STATUS(MHA_OK, st);
+        ASSERT_EQ_FMT(given + 1, mha_pool_parallel(pool).threads, "%d");
+        CHECK_CALL(all_shapes(isa, mha_pool_parallel(pool)));
+        mha_pool_free(pool);
+        ASSERT_EQ(live, test_live);
+    }
+    PASS();
+#endif
+}
+
 TEST null_pool_is_serial(mha_isa isa)
 {
     CHECK_CALL(all_shapes(isa, mha_pool_parallel(NULL)));
@@ -258,6 +278,11 @@ TEST shared_layer(mha_isa isa)
     SKIPm("needs pthreads");
 }
 TEST shared_pool(mha_isa isa)
+{
+    (void)isa;
+    SKIPm("needs pthreads");
+}
+TEST shared_callback(mha_isa isa)
 {
     (void)isa;
     SKIPm("needs pthreads");
@@ -392,6 +417,21 @@ TEST shared_pool(mha_isa isa)
     mha_pool_free(pool);
     PASS();
 }
+
+/* Several calls at once, each with tasks on threads of its own. */
+TEST shared_callback(mha_isa isa)
+{
+    mha_parallel par;
+    par.parallel_for = pthread_for;
+    par.ctx = NULL;
+    par.threads = 3;
+    for (int i = 0; i < SHAPES; i++) {
+        shape s = shapes[i];
+        s.attn = 0;
+        CHECK_CALL(many_users(isa, &s, par, 3));
+    }
+    PASS();
+}
 #endif
 
 SUITE(threads_suite)
@@ -400,9 +440,11 @@ SUITE(threads_suite)
     RUN_TEST(pool_runs_each_index_once);
     RUN_TEST(pool_come_and_go);
     RUN_TEST(pool_is_reused);
+    RUN_ON_EACH_ISA(pool_of_fewer_threads);
     RUN_ON_EACH_ISA(null_pool_is_serial);
     RUN_ON_EACH_ISA(caller_orders);
     RUN_ON_EACH_ISA(thread_per_task);
     RUN_ON_EACH_ISA(shared_layer);
     RUN_ON_EACH_ISA(shared_pool);
+    RUN_ON_EACH_ISA(shared_callback);
 }
