@@ -30,7 +30,7 @@ run: ## build and run examples/encoder_layer.c; ARGS="--help" for more
 	$(CC) $(CFLAGS) -o build/examples/encoder_layer examples/encoder_layer.c $(LDFLAGS) -lm -pthread
 	@build/examples/encoder_layer $(ARGS)
 
-test: ## run the tests; SEED=n CASES=n GREATEST=dir CC=cc CFLAGS=-O2
+test: ## run the tests; SEED=n CASES=n GREATEST=dir CC=cc CFLAGS=-O2 JOBS=2
 	@$(ENV) sh tests/run.sh
 
 examples: ## build and run every example; they write to build/ only
@@ -47,14 +47,20 @@ bench: ## measure speed; BENCH_ARGS="--help" for more
 bench-peers: ## measure OpenBLAS, ONNX Runtime and PyTorch too; BENCH_ARGS="--help"
 	@CC='$(CC)' sh tests/peers/run.sh $(BENCH_ARGS)
 
-check: ## all that CI runs: test, warnings, sanitize, asm, emulate, format, examples, install
+check: ## all that CI runs: test, size, asm, analyze, examples, warnings, sanitize, portable, ...
 	@$(ENV) sh tests/check.sh
 
 warnings: ## compile with gcc and clang, every standard and option, strict warnings
 	@sh tests/warnings.sh
 
-sanitize: ## the tests under ASan, UBSan, TSan, and with -O0, -ffast-math, GNU mode, MHA_NO_SIMD
+sanitize: ## the tests under ASan, UBSan, MSan, TSan, valgrind; -O0, -ffast-math, MHA_NO_SIMD
 	@GREATEST='$(GREATEST)' SEED='$(SEED)' sh tests/sanitize.sh
+
+analyze: ## gcc -fanalyzer, clang-tidy and cppcheck find nothing in mha.h
+	@sh tests/analyze.sh
+
+size: ## bytes of code, seconds to compile
+	@sh tests/size.sh
 
 asm: ## what gcc and clang make of the hot loops: multiply-adds, no calls, no spills
 	@sh tests/asm.sh
@@ -62,7 +68,7 @@ asm: ## what gcc and clang make of the hot loops: multiply-adds, no calls, no sp
 emulate: ## the tests on NEON under qemu-user, and on AVX-512 by SIMDe
 	@GREATEST='$(GREATEST)' SEED='$(SEED)' sh tests/emulate.sh
 
-portable: ## other CPUs, systems and compilers (qemu, wine, node, bare metal); not in check
+portable: ## other CPUs, systems and compilers: qemu, wine, node, bare metal, old and new ones
 	@SEED='$(SEED)' sh tests/portable.sh
 
 format: ## rewrite the sources with clang-format
@@ -85,4 +91,4 @@ install: ## copy mha.h and mha.pc to PREFIX (default /usr/local)
 clean: ## remove build/
 	rm -rf build
 
-.PHONY: help run test examples bench bench-peers check warnings sanitize asm emulate portable format format-check greatest install clean
+.PHONY: help run test examples bench bench-peers check warnings sanitize analyze size asm emulate portable format format-check greatest install clean
