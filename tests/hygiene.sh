@@ -189,7 +189,7 @@ types() {
 }
 includes() {
     libc="stddef|stdint|stdlib|string|stdarg|stdio|limits|float|math"
-    system="immintrin|arm_neon|cpuid|intrin|pthread|unistd|windows|process"
+    system="[a-z0-9]*intrin|arm_neon|cpuid|pthread|unistd|windows|process"
     none $(sed -n 's/^ *# *include *\([<"].*[>"]\).*/\1/p' mha.h |
         grep -vE "^(<($libc|$system)\.h>|\"mha\.h\")$")
 }
