@@ -221,7 +221,7 @@ target() {
         cross s390x-linux-gnu qemu-s390x libc6-dev-s390x-cross "-O1 -static" $quick
         ;;
     ppc64le)
-        cross powerpc64le-linux-gnu qemu-ppc64le libc6-dev-ppc64el-cross "-O1 -static" $few
+        cross powerpc64le-linux-gnu qemu-ppc64le libc6-dev-ppc64el-cross "-O1 -static" $quick
         ;;
     mingw)
         export WINEPREFIX="$PWD/$out/wine" WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml="
