@@ -73,7 +73,8 @@ one() {
         case $name in
         fast-math-*) try "${name##*-}" 500 "-O2 -ffast-math -DTEST_FAST_MATH=1" ;;
         gnu11-*) try "${name##*-}" 500 "-O2 -std=gnu11" ;; # a * b + c may become one operation
-        O0-*) try "${name##*-}" 200 "-O0" ;;
+        O0-gcc) try gcc 200 "-O0" ;;
+        O0-clang) try clang 200 "-O0" kernels errors stages golden random compact ;;
         no-simd-clang) try clang 400 "-O2 -DMHA_NO_SIMD" ;;
         *) echo "FAIL: there is no build $name"; : >$dir/failed ;;
         esac
