@@ -71,6 +71,9 @@ emulate: ## the tests on NEON under qemu-user, and on AVX-512 by SIMDe
 portable: ## other CPUs, systems and compilers: qemu, wine, node, bare metal, old and new ones
 	@SEED='$(SEED)' sh tests/portable.sh
 
+coverage: ## lines and branches of mha.h that the tests run (gcov); not in check
+	@GREATEST='$(GREATEST)' SEED='$(SEED)' CASES='$(CASES)' sh tests/coverage.sh
+
 format: ## rewrite the sources with clang-format
 	clang-format -i $(FORMATTED)
 
@@ -91,4 +94,4 @@ install: ## copy mha.h and mha.pc to PREFIX (default /usr/local)
 clean: ## remove build/
 	rm -rf build
 
-.PHONY: help run test examples bench bench-peers check warnings sanitize analyze size asm emulate portable format format-check greatest install clean
+.PHONY: help run test examples bench bench-peers check warnings sanitize analyze size asm emulate portable format format-check greatest install clean coverage

@@ -1320,6 +1320,12 @@ TEST size_of_append(void)
     e.a.workspace = malloc(bytes);
     e.a.workspace_size = bytes;
     ASSERT_STATUS(MHA_OK, mha_cache_append(e.l.n.layer, &e.a));
+    e.a.source = e.a.x, e.a.x = NULL; /* source is appended instead; x may be gone */
+    e.a.source_seq = e.a.seq, e.a.seq = 0;
+    ASSERT_STATUS(MHA_OK, mha_workspace_size(e.l.n.layer, &e.a, &bytes));
+    ASSERT(bytes <= e.a.workspace_size);
+    e.a.workspace_size = bytes;
+    ASSERT_STATUS(MHA_OK, mha_cache_append(e.l.n.layer, &e.a));
     free(e.a.workspace);
     bench_free(&e);
     PASS();
@@ -1396,6 +1402,7 @@ TEST create_refuses(void)
     CREATE_REFUSED(MHA_ERR_SIZE, cfg.capacity = 0);
     CREATE_REFUSED(MHA_ERR_SIZE, cfg.capacity = -5);
     CREATE_REFUSED(MHA_ERR_OVERFLOW, cfg.batch = cfg.capacity = 2147483647);
+    CREATE_REFUSED(MHA_ERR_OVERFLOW, cfg.ring = 1; cfg.capacity = 2147483647);
     CREATE_REFUSED(MHA_ERR_OVERFLOW, cfg.batch = cfg.capacity = 2147483647; cfg.type = MHA_INT8);
     CREATE_REFUSED(MHA_ERR_VALUE, cfg.ring = 2);
     CREATE_REFUSED(MHA_ERR_VALUE, cfg.ring = -1);

@@ -240,6 +240,8 @@ TEST convert_refuses(void)
     ASSERT_STATUS(MHA_ERR_ENUM, mha_convert(MHA_INT8, x, MHA_F16, y, 4));
     ASSERT_STATUS(MHA_ERR_ENUM, mha_convert(MHA_F32, x, (mha_type)4, y, 4));
     ASSERT_STATUS(MHA_ERR_ENUM, mha_convert((mha_type)77, x, MHA_F16, y, 4));
+    ASSERT_STATUS(MHA_ERR_ALIGN, mha_convert(MHA_F32, (char *)x + 2, MHA_F16, y, 3));
+    ASSERT_STATUS(MHA_ERR_ALIGN, mha_convert(MHA_F32, x, MHA_F16, (char *)y + 1, 3));
     for (int i = 0; i < 4; i++) ASSERT_EQ_FMT(0xa5a5u, (unsigned)y[i], "%x");
     PASS();
 }

@@ -179,6 +179,8 @@ LAYER(over_d_source_v, separate(c); c->cfg.d_source_v = INT_MAX; c->cfg.d_v = IN
 LAYER(none, c->w.qkv = NULL)
 LAYER(out_null, c->w.out = NULL)
 LAYER(only_q, c->w.qkv = NULL; c->w.q = data)
+LAYER(only_k, c->w.qkv = NULL; c->w.k = data)
+LAYER(only_v, c->w.qkv = NULL; c->w.v = data)
 LAYER(without_q, separate(c); c->w.q = NULL)
 LAYER(without_k, separate(c); c->w.k = NULL)
 LAYER(without_v, separate(c); c->w.v = NULL)
@@ -221,6 +223,8 @@ LAYER(rope_width_neg, rope(c); c->cfg.rope.width = -2)
 LAYER(rope_width_wide, rope(c); c->cfg.rope.width = 6)
 LAYER(rope_d_k_odd, rope(c); c->cfg.d_k = 3)
 LAYER(rope_base_neg, rope(c); c->cfg.rope.base = -1)
+LAYER(yarn_base_1, layer_good_yarn(c); c->cfg.rope.base = 1)
+LAYER(llama3_freqs, layer_good_llama3(c); c->cfg.rope.low_freq = c->cfg.rope.high_freq = 2)
 LAYER(rope_base_nan, rope(c); c->cfg.rope.base = F_NAN)
 LAYER(rope_base_inf, rope(c); c->cfg.rope.base = F_INF)
 LAYER(rope_factor_small, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR;
@@ -326,6 +330,8 @@ static const layer_case layer_cases[] = {
     { "none", layer_none, MHA_ERR_NULL, "qkv", 0 },
     { "out_null", layer_out_null, MHA_ERR_NULL, "out", 0 },
     { "only_q", layer_only_q, MHA_ERR_NULL, "k", 0 },
+    { "only_k", layer_only_k, MHA_ERR_NULL, "q", 0 },
+    { "only_v", layer_only_v, MHA_ERR_NULL, "q", 0 },
     { "without_q", layer_without_q, MHA_ERR_NULL, "q", 0 },
     { "without_k", layer_without_k, MHA_ERR_NULL, "k", 0 },
     { "without_v", layer_without_v, MHA_ERR_NULL, "v", 0 },
@@ -382,6 +388,8 @@ static const layer_case layer_cases[] = {
     { "rope_low_freq_nan", layer_rope_low_freq_nan, MHA_ERR_VALUE, "low_freq", 1 },
     { "rope_high_freq_nan", layer_rope_high_freq_nan, MHA_ERR_VALUE, "high_freq", 1 },
     { "ntk_width_2", layer_ntk_width_2, MHA_ERR_VALUE, "width 2", 1 },
+    { "yarn_base_1", layer_yarn_base_1, MHA_ERR_VALUE, "base 1", 1 },
+    { "llama3_freqs", layer_llama3_freqs, MHA_ERR_VALUE, "high_freq low_freq", 1 },
     { "no_rope_width", layer_no_rope_width, MHA_ERR_CONFLICT, "rope layout", 1 },
     { "no_rope_base", layer_no_rope_base, MHA_ERR_CONFLICT, "rope layout", 1 },
     { "no_rope_scaling", layer_no_rope_scaling, MHA_ERR_CONFLICT, "rope layout", 1 },
@@ -669,6 +677,8 @@ CALL(workspace_0, c->a.workspace_size = 0)
 CALL(threads_0, c->a.parallel.parallel_for = serial_for)
 CALL(threads_neg, c->a.parallel.parallel_for = serial_for; c->a.parallel.threads = -3)
 CALL(threads_alone, c->a.parallel.threads = 2)
+CALL(threads_alone_neg, c->a.parallel.threads = -2)
+CALL(workspace_missing, c->a.workspace = NULL)
 CALL(good_window, c->a.mask.windowed = 1; c->a.mask.left = 1; c->a.mask.right = -1)
 CALL(good_key_start, c->a.mask.key_start = good_len)
 CALL(good_padding, c->a.mask.key_padding = bytes_of_ones)
@@ -753,6 +763,10 @@ static const call_case call_cases[] = {
     { "threads_0", SELF, call_threads_0, MHA_ERR_SIZE, "threads 0", 1 },
     { "threads_neg", SELF, call_threads_neg, MHA_ERR_SIZE, "threads -3", 1 },
     { "threads_alone", SELF, call_threads_alone, MHA_ERR_CONFLICT, "threads 2 parallel_for", 1 },
+    { "threads_alone_neg", SELF, call_threads_alone_neg, MHA_ERR_CONFLICT,
+      "threads -2 parallel_for", 1 },
+    { "workspace_missing", SELF, call_workspace_missing, MHA_ERR_CONFLICT,
+      "workspace workspace_size", 0 },
     { "good_window", CROSS, call_good_window, MHA_OK, "", 0 },
     { "good_key_start", CROSS, call_good_key_start, MHA_OK, "", 0 },
     { "good_padding", CROSS, call_good_padding, MHA_OK, "", 0 },
@@ -909,6 +923,8 @@ TEST no_workspace_allocates(void)
 /* Nothing is read from or written to a tensor of size zero: it may be null. */
 TEST empty_may_be_null(void)
 {
+    const mha_stride any = { 0, 0, 0 };
+    mha_rope rope = { 0 };
     call_ctx c;
     mha_sdpa_args s;
 
@@ -917,6 +933,8 @@ TEST empty_may_be_null(void)
     memset(&c.a, 0, sizeof c.a);
     c.a.seq = T;
     ASSERT_STATUS(MHA_OK, mha_forward(c.layer, &c.a));
+    ASSERT_STATUS(MHA_OK, mha_project_qkv(c.layer, &c.a, NULL, NULL, NULL));
+    ASSERT_STATUS(MHA_OK, mha_project_out(c.layer, &c.a, NULL));
     c.a.batch = B;
     c.a.seq = 0;
     ASSERT_STATUS(MHA_OK, mha_forward(c.layer, &c.a));
@@ -939,6 +957,11 @@ TEST empty_may_be_null(void)
     ASSERT_STATUS(MHA_OK, mha_split_heads(B, 0, H, 4, NULL, NULL));
     ASSERT_STATUS(MHA_OK, mha_merge_heads(0, T, H, 4, NULL, NULL));
     ASSERT_STATUS(MHA_OK, mha_merge_heads(B, 0, H, 4, NULL, NULL));
+    ASSERT_STATUS(MHA_OK, mha_merge(0, H, T, 4, NULL, NULL, NULL, NULL, any, NULL, NULL));
+    ASSERT_STATUS(MHA_OK, mha_merge(B, H, 0, 4, NULL, NULL, NULL, NULL, any, NULL, NULL));
+    rope.layout = MHA_ROPE_HALF;
+    ASSERT_STATUS(MHA_OK, mha_rotate(&rope, 0, H, T, 4, NULL, any, NULL));
+    ASSERT_STATUS(MHA_OK, mha_rotate(&rope, B, H, 0, 4, NULL, any, NULL));
     PASS();
 }
 
@@ -961,6 +984,7 @@ static const call_case qkv_cases[] = {
     { "none_wanted", SELF, call_qkv_none, MHA_OK, "", 0 },
     { "only_k", CROSS, call_qkv_only_k, MHA_OK, "", 0 },
     { "without_v", CROSS, call_qkv_without_v, MHA_OK, "", 0 },
+    { "rope_only_k", ROPE_CROSS, call_qkv_only_k, MHA_OK, "", 0 },
     { "y_null", SELF, call_y_null, MHA_OK, "", 0 },
     { "layer_null", SELF, call_layer_null, MHA_ERR_NULL, "", 0 },
     { "args_null", SELF, call_args_null, MHA_ERR_NULL, "", 0 },
@@ -1094,6 +1118,15 @@ static mha_status sdpa_base(sdpa_ctx *c)
     return st;
 }
 
+/* q and o alike, as in [B,H,T,4] */
+static void strides_of_4(sdpa_ctx *c)
+{
+    c->a.q_stride.seq = 4;
+    c->a.q_stride.head = T * 4;
+    c->a.q_stride.batch = H * T * 4;
+    c->a.o_stride = c->a.q_stride;
+}
+
 /* clang-format off */
 #define SDPA(name, ...) \
     static void sdpa_##name(sdpa_ctx *c) { __VA_ARGS__; }
@@ -1149,6 +1182,14 @@ SDPA(workspace_0, c->a.workspace_size = 0)
 SDPA(threads_0, c->a.parallel.parallel_for = serial_for)
 SDPA(threads_neg, c->a.parallel.parallel_for = serial_for; c->a.parallel.threads = -3)
 SDPA(threads_alone, c->a.parallel.threads = 2)
+SDPA(in_place, c->a.q = c->a.o; c->a.attn = c->a.attn_mean = NULL; c->a.d_v = 4;
+     c->a.workspace_size = 0; free(c->a.workspace); c->a.workspace = NULL)
+SDPA(in_place_narrow, sdpa_in_place(c); c->a.d_v = 2; strides_of_4(c))
+SDPA(in_place_wide, sdpa_in_place(c); c->a.d_v = 5; strides_of_4(c))
+SDPA(in_place_batch, sdpa_in_place(c); strides_of_4(c); c->a.o_stride.batch++)
+SDPA(in_place_head, sdpa_in_place(c); strides_of_4(c); c->a.o_stride.head++)
+SDPA(in_place_seq, sdpa_in_place(c); strides_of_4(c); c->a.q_stride.seq++)
+SDPA(in_place_weights, sdpa_in_place(c); c->a.attn = out.attn)
 SDPA(good_window, c->a.mask.windowed = 1; c->a.mask.left = 1; c->a.mask.right = -1)
 SDPA(good_key_start, c->a.mask.key_start = good_len)
 SDPA(good_padding, c->a.mask.key_padding = bytes_of_ones)
@@ -1240,6 +1281,13 @@ static const sdpa_case sdpa_cases[] = {
     { "threads_0", sdpa_threads_0, MHA_ERR_SIZE, "threads 0", 1 },
     { "threads_neg", sdpa_threads_neg, MHA_ERR_SIZE, "threads -3", 1 },
     { "threads_alone", sdpa_threads_alone, MHA_ERR_CONFLICT, "threads 2 parallel_for", 1 },
+    { "in_place", sdpa_in_place, MHA_OK, "", 1 },
+    { "in_place_narrow", sdpa_in_place_narrow, MHA_OK, "", 1 },
+    { "in_place_wide", sdpa_in_place_wide, MHA_ERR_CONFLICT, "o q shape", 0 },
+    { "in_place_batch", sdpa_in_place_batch, MHA_ERR_CONFLICT, "o q strides", 0 },
+    { "in_place_head", sdpa_in_place_head, MHA_ERR_CONFLICT, "o q strides", 0 },
+    { "in_place_seq", sdpa_in_place_seq, MHA_ERR_CONFLICT, "o q strides", 0 },
+    { "in_place_weights", sdpa_in_place_weights, MHA_ERR_CONFLICT, "o q attn", 0 },
     { "good_window", sdpa_good_window, MHA_OK, "", 0 },
     { "good_key_start", sdpa_good_key_start, MHA_OK, "", 0 },
     { "good_padding", sdpa_good_padding, MHA_OK, "", 0 },
@@ -1298,7 +1346,7 @@ TEST sdpa_arguments(const sdpa_case *t)
     ASSERT_STATUS(t->want, mha_sdpa(c.a_p));
     if (t->want != MHA_OK) {
         ASSERTm("output written on error", all_are(&out, sizeof out, 0xa5));
-        ASSERTm("workspace written on error", all_are(c.a.workspace, full, 0xa5));
+        ASSERTm("workspace written on error", !c.a.workspace || all_are(c.a.workspace, full, 0xa5));
     } else {
         ASSERTm("nothing written", !all_are(out.y, sizeof out.y, 0xa5));
     }
@@ -1367,6 +1415,7 @@ typedef struct rotate_case {
 #define ROTATE(name, ...) \
     static void rotate_##name(rotate_ctx *c) { __VA_ARGS__; }
 ROTATE(good, (void)c)
+ROTATE(none, c->rope.layout = MHA_ROPE_NONE)
 ROTATE(rope_null, c->rope_p = NULL)
 ROTATE(x_null, c->x = NULL)
 ROTATE(batch_neg, c->batch = -1)
@@ -1391,6 +1440,7 @@ ROTATE(over, c->batch = c->seq = INT_MAX)
 
 static const rotate_case rotate_cases[] = {
     { "good", rotate_good, MHA_OK },
+    { "none", rotate_none, MHA_OK },
     { "rope_null", rotate_rope_null, MHA_ERR_NULL },
     { "x_null", rotate_x_null, MHA_ERR_NULL },
     { "batch_neg", rotate_batch_neg, MHA_ERR_SIZE },
@@ -1427,7 +1477,8 @@ TEST rotate_arguments(const rotate_case *t)
     t->mutate(&c);
     ASSERT_STATUS(t->want,
                   mha_rotate(c.rope_p, c.batch, c.heads, c.seq, c.d, c.x, contiguous, c.positions));
-    ASSERT_EQ(t->want != MHA_OK, all_are(out.y, sizeof out.y, 0xa5));
+    ASSERT_EQ(t->want != MHA_OK || c.rope.layout == MHA_ROPE_NONE,
+              all_are(out.y, sizeof out.y, 0xa5));
     PASS();
 }
 
@@ -1616,8 +1667,8 @@ TEST fuse_heads_arguments(const fuse_case *t)
 
 TEST strerror_sentences(void)
 {
-    const int junk[] = { -1, MHA_ERR_ISA + 1, 1000, INT_MAX, INT_MIN };
-    for (int i = MHA_OK; i <= MHA_ERR_ISA; i++) {
+    const int junk[] = { -1, MHA_ERR_FULL + 1, 1000, INT_MAX, INT_MIN };
+    for (int i = MHA_OK; i <= MHA_ERR_FULL; i++) {
         const char *a = mha_strerror((mha_status)i);
         ASSERT(a != NULL && strlen(a) > 1);
         for (int j = MHA_OK; j < i; j++) ASSERT(strcmp(a, mha_strerror((mha_status)j)) != 0);
@@ -1692,6 +1743,28 @@ TEST empty_but_enormous(void)
     PASS();
 }
 
+/* How much memory is needed can be asked before the tensors are there, and is said to be too much
+   where it is. */
+TEST sizes_without_tensors(void)
+{
+    const int cu[3] = { 0, 1, INT_MAX };
+    mha_sdpa_args a = { 0 };
+    size_t size = 0;
+    a.batch = a.heads = 1;
+    a.seq = a.source_seq = INT_MAX; /* attn, which is not asked for, would be too large */
+    a.d_k = 8;
+    ASSERT_STATUS(sizeof(size_t) > 4 ? MHA_OK : MHA_ERR_OVERFLOW,
+                  mha_sdpa_workspace_size(&a, &size));
+    ASSERT(size < (size_t)-1 / 2);
+    a.d_k = INT_MAX;
+    ASSERT_STATUS(MHA_ERR_OVERFLOW, mha_sdpa_workspace_size(&a, &size));
+    a.d_k = 8;
+    a.batch = 2;
+    a.cu_source = cu; /* each sequence starts at a multiple of 16: one too many for an int */
+    ASSERT_STATUS(MHA_ERR_OVERFLOW, mha_sdpa_workspace_size(&a, &size));
+    PASS();
+}
+
 /* A finite scale whose product with log2(e) is none. */
 TEST scale_next_to_flt_max(void)
 {
@@ -1747,6 +1820,7 @@ SUITE(errors_suite)
     RUN_TEST(workspace_overflow);
     RUN_TEST(workspace_size_pointers);
     RUN_TEST(empty_but_enormous);
+    RUN_TEST(sizes_without_tensors);
     RUN_TEST(scale_next_to_flt_max);
     RUN_TEST(project_out_alone);
     RUN_TEST(no_workspace_allocates);
