@@ -11,6 +11,9 @@ GREATEST =
 SEED =
 CASES =
 
+# For make mutate: how many.
+MUTANTS = 150
+
 # Arguments of the programs that make run, make bench and make bench-peers start.
 ARGS =
 BENCH_ARGS =
@@ -74,6 +77,9 @@ portable: ## other CPUs, systems and compilers: qemu, wine, node, bare metal, ol
 coverage: ## lines and branches of mha.h that the tests run (gcov); not in check
 	@GREATEST='$(GREATEST)' SEED='$(SEED)' CASES='$(CASES)' sh tests/coverage.sh
 
+mutate: ## break mha.h a little, many times: do the tests notice? MUTANTS=n SEED=n; not in check
+	@CC='$(CC)' python3 tests/mutate.py -n '$(MUTANTS)' --seed '$(or $(SEED),1)'
+
 format: ## rewrite the sources with clang-format
 	clang-format -i $(FORMATTED)
 
@@ -94,4 +100,4 @@ install: ## copy mha.h and mha.pc to PREFIX (default /usr/local)
 clean: ## remove build/
 	rm -rf build
 
-.PHONY: help run test examples bench bench-peers check warnings sanitize analyze size asm emulate portable format format-check greatest install clean coverage
+.PHONY: help run test examples bench bench-peers check warnings sanitize analyze size asm emulate portable format format-check greatest install clean coverage mutate
