@@ -714,6 +714,48 @@ TEST workspace_of_every_step(mha_isa isa)
     PASS();
 }
 
+/* 256 compact keys, a whole block, wide ones with narrow values: the room for a block in the
+   workspace has no place for one panel of keys more. */
+TEST full_block(mha_isa isa)
+{
+    enum { D = 4, CAPACITY = 256 };
+    rich l = rich_weights(isa, D, 1, 1, 640, 1, 0, 0, 0, test_seed);
+    rng r = rng_make(test_seed + 9);
+    float *x = rng_floats(&r, CAPACITY * D), y[D];
+    ASSERT_STATUS(MHA_OK, rich_create(&l));
+    for (int type = MHA_F16; type <= MHA_INT8; type++) {
+        mha_cache *cache = NULL;
+        mha_cache_config cfg;
+        mha_args a;
+        size_t size = 0;
+        guarded g;
+        memset(&cfg, 0, sizeof cfg);
+        memset(&a, 0, sizeof a);
+        cfg.batch = 1;
+        cfg.capacity = CAPACITY;
+        cfg.type = (mha_type)type;
+        ASSERT_STATUS(MHA_OK, mha_cache_create(&cache, l.n.layer, &cfg));
+        a.batch = 1;
+        a.seq = CAPACITY - 1;
+        a.x = x;
+        a.y = y;
+        a.cache = cache;
+        ASSERT_STATUS(MHA_OK, mha_cache_append(l.n.layer, &a));
+        a.seq = 1;
+        ASSERT_STATUS(MHA_OK, mha_workspace_size(l.n.layer, &a, &size));
+        g = guarded_make(size, 0, 0);
+        a.workspace = g.p;
+        a.workspace_size = size;
+        ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
+        ASSERTm("written outside of the workspace", guarded_intact(&g));
+        free(g.memory);
+        mha_cache_free(cache);
+    }
+    rich_free(&l);
+    free(x);
+    PASS();
+}
+
 /* ---- a layer in the caller's buffer ------------------------------------------------------- */
 
 TEST layer_in_buffer(mha_isa isa)
@@ -1067,6 +1109,7 @@ SUITE(memory_suite)
     RUN_ON_EACH_ISA(exact_workspace);
     RUN_ON_EACH_ISA(large_workspace);
     RUN_ON_EACH_ISA(workspace_of_every_step);
+    RUN_ON_EACH_ISA(full_block);
     RUN_ON_EACH_ISA(layer_in_buffer);
     RUN_ON_EACH_ISA(cache_in_buffer);
     RUN_ON_EACH_ISA(float_alignment);
