@@ -683,6 +683,42 @@ TEST cache_bits_int8(mha_isa isa)
     PASS();
 }
 
+/* Six heads that share one of keys, more than 64 keys, values of five panels: what a step
+   multiplies as it is kept has the bits of the call that widened it. */
+TEST cache_bits_grouped(mha_isa isa)
+{
+    enum { D = 14, T = 90, LAST = 5 };
+    rich l = rich_weights(isa, D, 6, 1, 20, 80, 0, 0, 0, test_seed);
+    rng r = rng_make(test_seed + 67);
+    float *x = rng_floats(&r, T * D), *y = test_floats(T * D, 0.0f), step[D];
+    ASSERT_STATUS(MHA_OK, rich_create(&l));
+    for (int type = MHA_F16; type <= MHA_INT8; type++) {
+        mha_cache_config cfg = { 0 };
+        mha_cache *cache;
+        mha_args a = { 0 };
+        cfg.batch = 1, cfg.capacity = T, cfg.type = (mha_type)type;
+        ASSERT_STATUS(MHA_OK, mha_cache_create(&cache, l.n.layer, &cfg));
+        a.batch = 1, a.seq = T, a.x = x, a.y = y, a.cache = cache, a.mask.causal = MHA_CAUSAL;
+        ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
+        ASSERT_STATUS(MHA_OK, mha_cache_truncate(cache, 0, T - LAST));
+        a.seq = 1, a.y = step;
+        ASSERT_STATUS(MHA_OK, mha_workspace_size(l.n.layer, &a, &a.workspace_size));
+        a.workspace = stream_take(a.workspace_size);
+        for (int t = T - LAST; t < T; t++) {
+            a.x = x + t * D;
+            memset(a.workspace, 0, a.workspace_size); /* NaN there would be noticed and mended */
+            ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
+            ASSERT(unchanged(y + t * D, step, D));
+        }
+        free(a.workspace);
+        mha_cache_free(cache);
+    }
+    rich_free(&l);
+    free(x);
+    free(y);
+    PASS();
+}
+
 TEST random_compact(mha_isa isa)
 {
     for (int n = 1; n < 4; n++)
@@ -915,6 +951,7 @@ SUITE(compact_suite)
     RUN_ON_EACH_ISA(cache_bits_f16);
     RUN_ON_EACH_ISA(cache_bits_bf16);
     RUN_ON_EACH_ISA(cache_bits_int8);
+    RUN_ON_EACH_ISA(cache_bits_grouped);
     RUN_ON_EACH_ISA(random_compact);
     RUN_ON_EACH_ISA(types_mixed);
     RUN_ON_EACH_ISA(measured);

@@ -718,10 +718,10 @@ TEST workspace_of_every_step(mha_isa isa)
    workspace has no place for one panel of keys more. */
 TEST full_block(mha_isa isa)
 {
-    enum { D = 4, CAPACITY = 256 };
+    enum { D = 4, CAPACITY = 256, MANY = 17 }; /* more than a tile: else nothing is widened */
     rich l = rich_weights(isa, D, 1, 1, 640, 1, 0, 0, 0, test_seed);
     rng r = rng_make(test_seed + 9);
-    float *x = rng_floats(&r, CAPACITY * D), y[D];
+    float *x = rng_floats(&r, CAPACITY * D), y[MANY * D];
     ASSERT_STATUS(MHA_OK, rich_create(&l));
     for (int type = MHA_F16; type <= MHA_INT8; type++) {
         mha_cache *cache = NULL;
@@ -736,12 +736,12 @@ TEST full_block(mha_isa isa)
         cfg.type = (mha_type)type;
         ASSERT_STATUS(MHA_OK, mha_cache_create(&cache, l.n.layer, &cfg));
         a.batch = 1;
-        a.seq = CAPACITY - 1;
+        a.seq = CAPACITY - MANY;
         a.x = x;
         a.y = y;
         a.cache = cache;
         ASSERT_STATUS(MHA_OK, mha_cache_append(l.n.layer, &a));
-        a.seq = 1;
+        a.seq = MANY;
         ASSERT_STATUS(MHA_OK, mha_workspace_size(l.n.layer, &a, &size));
         g = guarded_make(size, 0, 0);
         a.workspace = g.p;
