@@ -655,6 +655,21 @@ TEST shape_nan(mha_isa isa)
     PASS();
 }
 
+/* An infinite score is capped as a large one is. */
+TEST shape_inf(mha_isa isa)
+{
+    const mha__kernels *kern = mha__kernels_for(isa);
+    float s[MHA__MR_MAX * MHA__NR] = { 0 };
+    mha__shape how;
+    memset(&how, 0, sizeof how);
+    how.cap_in = 1.0f, how.cap_out = 3.0f;
+    for (int j = 0; j < MHA__NR; j++) s[j] = j % 2 ? F_INF : F_NINF;
+    kern->shape(1, s, &how);
+    for (int j = 0; j < MHA__NR; j++)
+        ASSERT(fabs((double)s[j] - (j % 2 ? 3.0 : -3.0)) <= 1e-6 && is_finite(s[j]));
+    PASS();
+}
+
 /* ---- compact numbers ------------------------------------------------------------------------- */
 
 /* All halves and bfloats, all bytes with both kinds of scales and none: as the scalar table has them, whose
@@ -1282,6 +1297,7 @@ SUITE(kernels_suite)
     RUN_ON_EACH_ISA(cap_sweep);
     RUN_ON_EACH_ISA(shape_contract);
     RUN_ON_EACH_ISA(shape_nan);
+    RUN_ON_EACH_ISA(shape_inf);
     RUN_ON_EACH_ISA(widen_contract);
     RUN_ON_EACH_ISA(narrow_contract);
     RUN_ON_EACH_ISA(times_contract);
