@@ -16,17 +16,16 @@ run that was stopped goes on where it was, and survivors are tried again when a 
 import argparse, concurrent.futures, hashlib, json, os, random, re, resource
 import shutil, subprocess, sys, threading, time
 
-# Survivors that give the results of mha.h: (a name of the function or a pattern of the statement up
-# to the end of the line, a pattern of the mutated line, why).
+# Survivors that give the results of mha.h: (a pattern of "function: statement", up to the end of the
+# line, a pattern of the mutated line, why).
 EQUIVALENT = [
     ("MHA__COND_INIT", ";", "with glibc a condition of zeros, which memset makes, is a good one"),
     ("MHA__MUTEX_INIT", ";", "with glibc a mutex of zeros, which memset makes, is a good one"),
     ("MHA__COND_FREE", ";", "with glibc there is nothing to give back"),
     ("MHA__MUTEX_FREE", ";", "with glibc there is nothing to give back"),
-    ("mha__project_ahead|MHA__PREFETCH", "", "asks for memory ahead of its use: speed only"),
+    ("^mha__project_ahead:|MHA__PREFETCH", "", "asks for memory ahead of its use: speed only"),
     (r"pool->turns \+ 1", "pool->turns - 1", "that it changes is all that counts"),
-    (r"mha__project_store\(job, which, r0, 0, 1, 1, p, np, c, ctile\); continue;", "^ *;$",
-     "the same bits are computed and stored once more"),
+    ("^mha__project_unit: continue;", "", "the same bits are computed and stored once more"),
     (r"0x7e00u|0x7fc00000u", "0x7e01u|0x7fc00001u", "any NaN will do"),
     (r"u->i0 = i0;", "", "it is not read"),
     (r"plan->stage_v = .* : 0\);$", r" : 1\);$", "a cache line of workspace that is not used"),
@@ -36,7 +35,7 @@ EQUIVALENT = [
     (r"for \(i = 0; i < tiles; i\+\+\)$", "i < rows", "past the last tile no row is left to pack"),
     (r"bits\[j\] = 0;", r"bits\[j\] = 1;", "1 is as finite as 0"),
     (r"n = mha__floats\(c->rope.width", "", "less than the scratch that attention has anyway"),
-    ("mha__cpu_has", "", "this CPU has all that is asked for"),
+    ("^mha__cpu_has:", "", "this CPU has all that is asked for"),
     (r"to->cfg.ring != from->cfg.ring \|\| \(to->cfg.ring && ", r"\(from->cfg.ring && ",
      "they are equal here"),
     (r"mha__fail\(.*, 0\);$", r"\b1(, 0)?\);$", "a number that the sentence has no place for"),
@@ -275,10 +274,10 @@ def function_of(lines, number):
 def explanation(lines, number, new):
     first = number - 1
     while re.search(r"[^;{}:]$", lines[first - 1]) and lines[first - 1].strip(): first -= 1
-    statement = " ".join(line.strip() for line in lines[first:number])
+    statement = " ".join([function_of(lines, number) + ":"] +
+                         [line.strip() for line in lines[first:number]])
     for where, what, why in EQUIVALENT:
-        here = where == function_of(lines, number) or re.search(where, statement)
-        if here and re.search(what, new): return why
+        if re.search(where, statement) and re.search(what, new): return why
     return None
 
 
@@ -310,8 +309,9 @@ def main():
         mutated = "\n".join(lines[:number - 1] + [changed] + lines[number:])
         key = hashlib.sha1(mutated.encode()).hexdigest()
         tests, verdict = known.get(key, ("", ""))
-        if verdict.startswith("survived") and tests != bench.tests: verdict = ""
-        quick = args.quick or explanation(lines, number, changed) is not None
+        explained = explanation(lines, number, changed) is not None
+        if verdict.startswith("survived") and tests != bench.tests and not explained: verdict = ""
+        quick = args.quick or explained
         if not verdict or (verdict == "survived quick" and not quick):
             tree = bench.tree()
             verdict = bench.verdict(tree, mutated, verdict, quick)
