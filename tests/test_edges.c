@@ -1260,6 +1260,29 @@ TEST strides_below_zero(mha_isa isa)
     PASS();
 }
 
+/* A row of NaN has weights of NaN where it sees a key and 0 where it does not, also where what it
+   sees begins past the first 16 keys of a block. */
+TEST nan_weights_late(mha_isa isa)
+{
+    enum { S = 40, START = 20 };
+    const int start = START;
+    float q = 1.0f, k[S], v[S], o, attn[S];
+    mha_sdpa_args a;
+    memset(&a, 0, sizeof a);
+    for (int j = 0; j < S; j++) k[j] = v[j] = 1.0f;
+    k[25] = F_NAN;
+    a.batch = a.heads = a.seq = a.d_k = 1;
+    a.source_seq = S;
+    a.q = &q, a.k = k, a.v = v, a.o = &o, a.attn = attn;
+    a.mask.key_start = &start;
+    a.isa = isa;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    ASSERT(is_nan(o));
+    for (int j = 0; j < START; j++) ASSERT(bits_f(attn[j]) == 0);
+    for (int j = START; j < S; j++) ASSERT(is_nan(attn[j]));
+    PASS();
+}
+
 SUITE(edges_suite)
 {
     RUN_ON_EACH_ISA(strides_below_zero);
@@ -1304,4 +1327,5 @@ SUITE(edges_suite)
     RUN_ON_EACH_ISA(attn_mean_is_the_mean);
     RUN_ON_EACH_ISA(asking_changes_nothing);
     RUN_ON_EACH_ISA(negative_scale);
+    RUN_ON_EACH_ISA(nan_weights_late);
 }
