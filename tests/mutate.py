@@ -27,6 +27,7 @@ EQUIVALENT = [
     (r"pool->turns \+ 1", "pool->turns - 1", "that it changes is all that counts"),
     ("^mha__project_unit: continue;", "", "the same bits are computed and stored once more"),
     (r"0x7e00u|0x7fc00000u", "0x7e01u|0x7fc00001u", "any NaN will do"),
+    (r"a < 0x33000000u\)", "0x33000001u", "2^-25 is rounded to even below, to 0 as well"),
     (r"u->i0 = i0;", "", "it is not read"),
     (r"plan->stage_v = .* : 0\);$", r" : 1\);$", "a cache line of workspace that is not used"),
     (r"if \(batch == 0 \|\| seq == 0\) return MHA_OK;", r"batch == 0 \|\| batch == 0",
