@@ -3513,7 +3513,7 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, 
 
 typedef struct mha__unit {
     const mha__attend_job *job;
-    ptrdiff_t b, g, i0, queries, rows;
+    ptrdiff_t b, g, queries, rows;
     ptrdiff_t qtile, otile; /* floats a tile */
     float *s, *q, *o, *top, *sum;
     mha__row *row;
@@ -3574,7 +3574,6 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
     u->job = job;
     u->b = b;
     u->g = g;
-    u->i0 = i0;
     u->queries = mha__min(job->queries, mha__length(job->cu_q, job->seq, b) - i0);
     u->careful = careful;
     u->unit = careful == 2 ? MHA__CAREFUL : 1.0f;
