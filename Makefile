@@ -72,6 +72,10 @@ emulate: ## the tests on NEON under qemu-user, and on AVX-512 by SIMDe
 	@GREATEST='$(GREATEST)' SEED='$(SEED)' sh tests/emulate.sh
 
 portable: ## other CPUs, systems and compilers: qemu, wine, node, bare metal, old and new ones
+fuzz: ## bytes into calls, against the oracle; FUZZ_SECONDS=120, 0: replay tests/corpus only
+	@FUZZ_SECONDS='$(FUZZ_SECONDS)' sh tests/fuzz.sh
+
+portable: ## other CPUs, systems and compilers (qemu, wine, node, bare metal); not in check
 	@SEED='$(SEED)' sh tests/portable.sh
 
 coverage: ## lines and branches of mha.h that the tests run (gcov); not in check
@@ -100,4 +104,4 @@ install: ## copy mha.h and mha.pc to PREFIX (default /usr/local)
 clean: ## remove build/
 	rm -rf build
 
-.PHONY: help run test examples bench bench-peers check warnings sanitize analyze size asm emulate portable format format-check greatest install clean coverage mutate
+.PHONY: help run test examples bench bench-peers check warnings sanitize analyze size asm emulate portable format format-check greatest install clean coverage mutate fuzz
