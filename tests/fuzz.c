@@ -54,10 +54,8 @@ static int pick_length(int most)
     static const int edge[] = { 12, 13, 15, 16, 17, 31, 32, 33, 48, 64 };
     static const int far[] = { 255, 256, 257, 272 };
     const int kind = pick(0, 31);
-    int n = kind < 20   ? 1 + kind % 7
-            : kind < 22 ? 0
-            : kind < 31 ? edge[pick(0, 9)]
-                        : far[pick(0, 3)];
+    int n = kind < 26 ? 1 + kind % 7 : kind < 28 ? 0 : edge[pick(0, 9)];
+    if (kind == 31 && chance(30)) n = far[pick(0, 3)];
     return n > most ? 1 + n % most : n;
 }
 
@@ -65,7 +63,7 @@ static int pick_width(void)
 {
     static const int edge[] = { 15, 16, 17, 31, 32, 33 };
     const int kind = pick(0, 15);
-    return kind < 13 ? 1 + kind % 9 : edge[pick(0, 5)];
+    return kind < 15 ? 1 + kind % 7 : edge[pick(0, 5)];
 }
 
 /* ---- memory of a case -------------------------------------------------------------------- */
@@ -202,10 +200,11 @@ static mha_parallel pick_parallel(lanes *l)
     l->r = rng_make(byte());
     l->threads = pick(1, 4);
     tell("threads", l->threads);
-    if (chance(1)) {
+    if (chance(1) && chance(20)) {
         if (!pool) {
+            const long live = test_live;
             require_status("mha_pool_create", mha_pool_create(&pool, 3), MHA_OK);
-            test_live = 0; /* it stays */
+            test_live = live; /* it stays */
         }
         return mha_pool_parallel(pool);
     }
@@ -638,10 +637,11 @@ static void draw_sdpa(sdpa_case *s)
     frame *f = &s->f;
     int B = chance(4) ? 0 : pick(1, 3), T = pick_length(40), S = pick_length(272);
     int G = pick(1, 3), rep = pick(1, 3), dk = pick_width(), dv = chance(60) ? dk : pick_width(), H;
+    const int most = chance(10) ? 40000 : 8000; /* multiplications: an input takes 0.1 ms or so */
     float q_size, k_size, v_size;
     memset(s, 0, sizeof *s);
     if (chance(25)) S = T;
-    while (B * G * rep * T * S * (dk + dv) > 30000) {
+    while (B * G * rep * T * S * (dk + dv) > most) {
         if (B > 1) B--;
         else if (rep > 1) rep--;
         else if (G > 1) G--;
@@ -1035,11 +1035,11 @@ static void draw_net(net *l, int cross)
     l->dk = pick_width(), l->dv = chance(50) ? l->dk : pick_width();
     while (l->H > 2 && l->H * (l->dk + l->dv) > 80) l->H = l->G = l->H / 2;
     if (chance(30)) l->dv = l->dk, l->D = l->H * l->dk; /* d_k by default */
-    else l->D = pick(1, 20), c->d_k = l->dk;
-    if (chance(3)) l->D = pick(250, 530), c->d_k = l->dk; /* more terms than a block of weights */
-    l->Ds = cross && chance(40) ? pick(1, 20) : l->D;
+    else l->D = pick(1, 12), c->d_k = l->dk;
+    if (chance(1)) l->D = pick(250, 530), c->d_k = l->dk; /* more terms than a block of weights */
+    l->Ds = cross && chance(40) ? pick(1, 12) : l->D;
     l->other_v = cross && chance(30);
-    l->Dv = l->other_v && chance(60) ? pick(1, 20) : l->Ds;
+    l->Dv = l->other_v && chance(60) ? pick(1, 12) : l->Ds;
     c->d_model = l->D;
     c->n_heads = l->H;
     if (l->G != l->H || chance(30)) c->n_kv_heads = l->G;
@@ -1151,7 +1151,7 @@ typedef struct layer_case {
 static void draw_layer(layer_case *s)
 {
     static const float sizes[] = { 1e-3f, 8, 1e8f, 0, 1e-30f };
-    const int cross = chance(40);
+    const int cross = chance(40), most = chance(10) ? 60000 : 12000;
     mha_args *a = &s->a;
     frame *f = &s->f;
     net *l = &s->l;
@@ -1159,8 +1159,8 @@ static void draw_layer(layer_case *s)
     float size;
     memset(s, 0, sizeof *s);
     draw_net(l, cross);
-    while (B * l->H * T * S * (l->dk + l->dv) > 20000 ||
-           B * (T + S) * l->D * l->H * (l->dk + l->dv) > 100000) {
+    while (B * T * l->H * (l->dk + l->dv) * (S + l->D) > most ||
+           B * S * l->H * (l->dk + l->dv) * l->Ds > most) {
         if (B > 1) B--;
         else if (T >= S) T = (T + 1) / 2;
         else S = (S + 1) / 2;
@@ -1845,8 +1845,8 @@ static void fuzz_cache(void)
     mha_isa isa[8];
     mha_cache_facts facts;
     mha_cache_config cfg;
-    const int isas = test_isas(isa), ops = pick(1, 7);
-    int most = pick(1, 7);
+    const int isas = test_isas(isa), ops = pick(1, 6);
+    int most = pick(1, 5);
     memset(&w, 0, sizeof w);
     memset(&cfg, 0, sizeof cfg);
     tokens = 0;
