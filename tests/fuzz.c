@@ -1939,6 +1939,109 @@ static int spoil_common(int what, mha_mask *m, mha_parallel *p, int B, const int
     }
 }
 
+/* What the manual forbids, said once more: 1 if these are surely wrong. */
+static int off(const void *p)
+{
+    return (uintptr_t)p % sizeof(float) != 0;
+}
+
+static int outside(int n, int lo, int hi)
+{
+    return n < lo || n > hi;
+}
+
+static int forbidden_cu(const int *cu, int B)
+{
+    if (!cu || B < 0) return 0;
+    if (off(cu) || cu[0] != 0) return 1;
+    for (int b = 0; b < B; b++)
+        if (cu[b + 1] < cu[b]) return 1;
+    return 0;
+}
+
+static int forbidden_common(const mha_mask *m, const mha_parallel *p, const float *gate, int B)
+{
+    if (outside((int)m->causal, 0, 2) || outside(m->windowed, 0, 1)) return 1;
+    if (m->left < -1 || m->right < -1 || (!m->windowed && (m->left || m->right))) return 1;
+    if (off(m->bias) || off(m->key_len) || off(m->key_start) || off(gate)) return 1;
+    for (int b = 0; b < B; b++) /* no case has 1000 keys */
+        if ((m->key_len && outside(m->key_len[b], 0, 1000)) ||
+            (m->key_start && outside(m->key_start[b], 0, 1000)))
+            return 1;
+    return p->parallel_for ? p->threads < 1 : outside(p->threads, 0, 1);
+}
+
+static int forbidden_sdpa(const mha_sdpa_args *a)
+{
+    const int some = a->batch > 0 && !a->cu_seq && a->seq > 0;
+    if (a->batch < 0 || a->seq < 0 || a->source_seq < 0 || a->heads < 1 || a->kv_heads < 0)
+        return 1;
+    if ((a->kv_heads && a->heads % a->kv_heads) || a->d_k < 1 || a->d_v < 0) return 1;
+    if (!is_finite(a->scale) || !is_finite(a->softcap) || a->softcap < 0) return 1;
+    if (outside((int)a->isa, 0, 4) || !mha_isa_available(a->isa)) return 1;
+    if (off(a->alibi) || off(a->sink) || off(a->sink_value) || (a->sink_value && !a->sink))
+        return 1;
+    if (forbidden_cu(a->cu_seq, a->batch) || forbidden_cu(a->cu_source, a->batch)) return 1;
+    if (some && (!a->q || off(a->q) || !a->o || off(a->o))) return 1;
+    if (a->batch > 0 && !a->cu_source && a->source_seq > 0 && (!a->k || off(a->k) || !a->v))
+        return 1;
+    if (some && (off(a->lse) || (a->o == a->q && (a->attn || a->attn_mean)))) return 1;
+    if (!a->workspace && a->workspace_size) return 1;
+    return forbidden_common(&a->mask, &a->parallel, a->gate, a->batch);
+}
+
+static int forbidden_forward(const mha_args *a)
+{
+    const int some = a->batch > 0 && !a->cu_seq && a->seq > 0;
+    if (a->batch < 0 || a->seq < 0 || a->source_seq < 0 || outside(a->cache_only, 0, 1)) return 1;
+    if (forbidden_cu(a->cu_seq, a->batch) || forbidden_cu(a->cu_source, a->batch)) return 1;
+    if (off(a->positions) || off(a->source_positions) || (a->cache_only && !a->cache)) return 1;
+    if ((a->cache && a->source) || (!a->source && (a->source_v || a->cu_source))) return 1;
+    if (a->cache && (a->mask.key_len || a->mask.causal == MHA_CAUSAL_UPPER_LEFT)) return 1;
+    if (some && (!a->x || off(a->x) || !a->y || off(a->y) || off(a->lse))) return 1;
+    if (some && !a->source && !a->cache && a->source_seq && a->source_seq != a->seq) return 1;
+    if (a->batch > 0 && a->source && !a->cu_source && a->source_seq > 0 && off(a->source)) return 1;
+    if (!a->workspace && a->workspace_size) return 1;
+    return forbidden_common(&a->mask, &a->parallel, a->gate, a->batch);
+}
+
+static int forbidden_number(float x, float lo)
+{
+    return !is_finite(x) || ((bits_f(x) << 1) && x < lo);
+}
+
+static int forbidden_layer(const mha_config *c, const mha_weights *w)
+{
+    const mha_rope *r = &c->rope;
+    if (c->d_model < 1 || c->n_heads < 1 || c->n_kv_heads < 0 || c->d_k < 0 || c->d_v < 0) return 1;
+    if (c->d_source < 0 || c->d_source_v < 0 || (!c->d_k && c->d_model % c->n_heads)) return 1;
+    if (c->n_kv_heads && c->n_heads % c->n_kv_heads) return 1;
+    if (!is_finite(c->scale) || forbidden_number(c->softcap, 0) || forbidden_number(c->norm_eps, 0))
+        return 1;
+    if (outside((int)c->isa, 0, 4) || !mha_isa_available(c->isa)) return 1;
+    if (outside(c->alibi, 0, 1) || outside(c->zero_attn, 0, 1) || outside((int)c->qk_norm, 0, 2))
+        return 1;
+    if (outside((int)c->weight_type, 0, 3) || outside((int)w->layout, 0, 1)) return 1;
+    if (outside((int)r->layout, 0, 2) || outside((int)r->scaling, 0, 4)) return 1;
+    if (!r->layout && (r->width || r->scaling || r->original)) return 1;
+    if (r->layout && (r->width < 0 || r->width % 2 || r->original < 0)) return 1;
+    if (r->layout && (forbidden_number(r->base, 1) || forbidden_number(r->factor, 1))) return 1;
+    if (r->layout && (forbidden_number(r->beta_fast, 0) || forbidden_number(r->attention, 0) ||
+                      forbidden_number(r->low_freq, 0)))
+        return 1;
+    if (!w->out || off(w->out) || (w->qkv ? w->q || w->k || w->v : !w->q || !w->k || !w->v))
+        return 1;
+    if (w->b_qkv && (w->b_q || w->b_k || w->b_v)) return 1;
+    if (off(w->qkv) || off(w->q) || off(w->k) || off(w->v) || off(w->b_qkv) || off(w->b_q))
+        return 1;
+    if (off(w->alibi) || off(w->sink) || off(w->sink_value) || off(w->q_norm) || off(w->bias_k))
+        return 1;
+    if ((w->alibi && !c->alibi) || (w->sink_value && !w->sink)) return 1;
+    if ((w->q_norm || w->k_norm) && !c->qk_norm) return 1;
+    if ((w->q_norm_bias || w->k_norm_bias) && c->qk_norm != MHA_NORM_LAYER) return 1;
+    return !w->bias_k != !w->bias_v;
+}
+
 /* A reason for every error and for nothing else, in a buffer of any size. */
 static void check_why(mha_status st, const char *why, size_t size)
 {
@@ -1993,6 +2096,7 @@ static void refuse_sdpa(void)
     if (a.batch > B) a.cu_seq = a.cu_source = a.mask.key_len = a.mask.key_start = NULL;
     st = mha_sdpa_check(&a, why_size ? why : NULL, why_size);
     check_why(st, why, why_size);
+    require(st != MHA_OK || !forbidden_sdpa(&a), "mha_sdpa_check lets it pass");
     sized = mha_sdpa_workspace_size(&a, &bytes);
     require(sized == MHA_OK || st != MHA_OK, "a call that is fine, but has no size");
     require(sized == MHA_OK || bytes == 0, "a size in spite of an error");
@@ -2059,6 +2163,7 @@ static void refuse_forward(void)
     if (a.batch > B) a.cu_seq = a.cu_source = a.mask.key_len = a.mask.key_start = NULL;
     st = mha_forward_check(s.l.layer, &a, why_size ? why : NULL, why_size);
     check_why(st, why, why_size);
+    require(st != MHA_OK || !forbidden_forward(&a), "mha_forward_check lets it pass");
     sized = mha_workspace_size(s.l.layer, &a, &bytes);
     /* that of a cache and a source is of mha_cache_append */
     require(sized == MHA_OK || st != MHA_OK, "a call that is fine, but has no size");
@@ -2126,6 +2231,7 @@ static void refuse_layer(void)
     }
     st = mha_layer_check(c, w, why_size ? why : NULL, why_size);
     check_why(st, why, why_size);
+    require(st != MHA_OK || !forbidden_layer(c, w), "mha_layer_check lets it pass");
     sized = mha_layer_size(c, &bytes);
     require(sized == MHA_OK || st != MHA_OK, "a layer that is fine, but has no size");
     tell("status", st);
@@ -2155,7 +2261,9 @@ static void refuse_cache(void)
     tell("status", st);
     if (st == MHA_OK) {
         void *memory = take(bytes < 1 << 20 ? bytes : 1);
-        require(cfg.batch > 0 && cfg.capacity > 0 && bytes > 0, "a cache of nothing");
+        require(cfg.batch > 0 && cfg.capacity > 0 && !outside(cfg.ring, 0, 1) &&
+                    !outside((int)cfg.type, 0, 3),
+                "mha_cache_size lets it pass");
         require_status("mha_cache_init", mha_cache_init(&cache, memory, bytes - 1, l.layer, &cfg),
                        MHA_ERR_BUFFER);
         require_status("mha_cache_init", mha_cache_init(&cache, NULL, bytes, l.layer, &cfg),
