@@ -1520,8 +1520,10 @@ static void gather(const world *w, const line *l, int lo, int clean, mha_args *a
 
 /* What rounding in a cache can do. A score changes by at most e = scale |q| |dk|, where |dk| is
    2^-11 |k| in f16, 2^-8 |k| in bf16, and sqrt(d) max|k| / 254 in int8; so a weight changes by a
-   factor of at most exp(2e), and o by (exp(2e) - 1) max|v| + max|dv|. Returns the latter. */
-static double rounding(const world *w, const mha_args *a, mha_type type, tolerances *tol)
+   factor of at most exp(2e), and o by 2 (exp(2e) - 1) v_max + max|dv|, v_max being that of all that
+   a row sees. Returns the latter. */
+static double rounding(const world *w, const mha_args *a, mha_type type, double v_max,
+                       tolerances *tol)
 {
     const net *l = &w->l;
     const int T = a->seq, S = a->source_seq;
@@ -1539,7 +1541,7 @@ static double rounding(const world *w, const mha_args *a, mha_type type, toleran
     if (type == MHA_INT8) e *= sqrt((double)l->dk);
     tol->attn_more = exp(2 * e) - 1;
     tol->lse_more = e;
-    return tol->attn_more * v_most * 2 + unit * v_most;
+    return 2 * tol->attn_more * v_max + unit * v_most;
 }
 
 /* Slot b of a call that was done, again: all its tokens in one call, without a cache or in a new
@@ -1633,7 +1635,7 @@ static void check_slot(world *w, int c, call *k, int b)
     for (int i = 0; i < H * n && a.attn; i++)
         memcpy(part + i * (S - lo), attn + i * S + lo, (size_t)(S - lo) * sizeof(float));
     checked.terms = value_terms(l, o.source_v ? o.source_v : o.source, S - lo);
-    more = rounding(w, &o, type, &checked.tol);
+    more = rounding(w, &o, type, want.v_max, &checked.tol);
     check_y(&one, &checked, &want, state, y, more);
     check_weights(&one, &want, state, &checked.tol, a.attn ? part : NULL, NULL, a.lse ? lse : NULL);
     oracle_free(&want);
