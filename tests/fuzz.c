@@ -1784,6 +1784,40 @@ static void cache_call(world *w, int c, int most)
     if (!keep) give_back(kept);
 }
 
+/* A slot of a ring that is about to go round: its places are blocks of 256. */
+static void advance(world *w, int c, int b)
+{
+    const net *l = &w->l;
+    const int B = w->cfg[c].batch, to = 256 - pick(0, 8);
+    const int step = w->cfg[c].capacity < 32 ? w->cfg[c].capacity : 32;
+    int *cu = take_ints((size_t)B + 1);
+    mha_args a;
+    call k; /* the same few tokens again and again */
+    memset(&k, 0, sizeof k);
+    memset(&a, 0, sizeof a);
+    pick_tokens(&k, step, l->Ds);
+    if (l->other_v) a.source_v = normal((size_t)(step * l->Dv), 1);
+    a.batch = B;
+    a.source = k.x;
+    a.cu_source = cu;
+    a.cache = w->cache[c];
+    for (line *s = &lines[c][b]; s->len < to;) {
+        const int n = to - s->len < step ? to - s->len : step;
+        for (int i = 0; i <= B; i++) cu[i] = i > b ? n : 0;
+        require_status("mha_cache_append", mha_cache_append(l->layer, &a), MHA_OK);
+        for (int i = 0; i < n; i++) {
+            token[tokens].x = k.x + i * l->Ds;
+            token[tokens].clean = k.clean + i * l->Ds;
+            token[tokens].v_x = token[tokens].v_clean = a.source_v ? a.source_v + i * l->Dv : NULL;
+            token[tokens].at = s->len;
+            token[tokens].bad = k.bad[i];
+            s->id[s->len++] = tokens++;
+        }
+        if (s->floor < s->len - w->cfg[c].capacity) s->floor = s->len - w->cfg[c].capacity;
+    }
+    tell("\n  advanced", b);
+}
+
 /* Things done to slots, with arguments that may be wrong. */
 static void cache_change(world *w, int c)
 {
@@ -1873,6 +1907,7 @@ static void fuzz_cache(void)
         for (int b = 0; b < SLOTS; b++) lines[c][b].len = lines[c][b].floor = 0;
     }
     tell("batch", cfg.batch), tell("ring", cfg.ring), tell("type", cfg.type);
+    if (cfg.ring && cfg.capacity > 1 && chance(40)) advance(&w, 0, pick(0, cfg.batch - 1));
     for (int i = 0; i < ops && (input_left || i < 2); i++) {
         const int c = pick(0, 3) == 3;
         if (pick(0, 9) < 7) cache_call(&w, c, most);
