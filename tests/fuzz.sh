@@ -3,6 +3,7 @@
 # program under gcc's sanitizers, libFuzzer, AFL++), replays tests/corpus, then fuzzes.
 #   FUZZ_SECONDS  how long, 120 by default; AFL++ gets a fifth of it. 0: replay only
 #   FUZZ_JOBS     libFuzzers at the same time; default: one per core
+#   FUZZ_KEEP     1: of all inputs, those that reach all that is reached become tests/corpus
 # A finding fails, and its input is left in build/fuzz/.
 cd "$(dirname "$0")/.." || exit 1
 seconds=${FUZZ_SECONDS:-120} jobs=${FUZZ_JOBS:-$(nproc 2>/dev/null || echo 1)}
@@ -65,6 +66,12 @@ if build libfuzzer clang "-fsanitize=fuzzer-no-link -fno-sanitize-coverage=trace
     [ ! -e $out/failed ] || failed=1
     sed -n 's/^stat::number_of_executed_units: *//p' $out/libfuzzer-*.log | awk -v s="$seconds" \
         -v j="$jobs" '{ n += $1 } END { printf "libfuzzer: %d inputs in %d s, %d at a time\n", n, s, j }'
+    if [ "$FUZZ_KEEP" = 1 ] && [ -z "$failed" ]; then
+        mkdir -p $out/kept
+        run merge $out/libfuzzer -set_cover_merge=1 -use_counters=0 $out/kept $out/found $out/seeds &&
+            for f in $out/kept/*; do od -An -v -tx1 "$f" | tr -d ' \n' && echo; done |
+            awk '{ print length($0), $0 }' | sort -n | cut -d ' ' -f 2 >tests/corpus/inputs.txt
+    fi
     seconds=$((seconds / 5))
 fi
 
