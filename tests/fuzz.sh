@@ -25,8 +25,9 @@ fail() {
 build() {
     name=$1 cc=$2
     command -v "$cc" >/dev/null || { echo "skip $name ($cc is not installed)"; return 1; }
-    echo 'int main(void) { return 0; }' >$out/probe.c
-    case $4 in *fuzzer*) sed -i 's/main(void)/LLVMFuzzerTestOneInput(void)/' $out/probe.c ;; esac
+    entry=main
+    case $4 in *fuzzer*) entry=LLVMFuzzerTestOneInput ;; esac
+    echo "int $entry(void) { return 0; }" >$out/probe.c
     $cc $4 -o $out/probe $out/probe.c >$out/probe.log 2>&1 ||
         { echo "skip $name ($cc $4 does not work here: $(head -n 1 $out/probe.log))"; return 1; }
     { $cc $common $asan $3 -c -o $out/$name-fuzz.o tests/fuzz.c &&
@@ -48,7 +49,7 @@ run() {
     return 1
 }
 
-if build replay gcc -DFUZZ_MAIN "$asan"; then
+if build replay gcc -DFUZZ_MAIN "$asan" || build replay clang -DFUZZ_MAIN "$asan"; then
     run replay $out/replay tests/corpus && echo "ok replay: $(tail -n 1 $out/replay.log)"
     $out/replay --unpack $out/seeds tests/corpus >/dev/null
 fi
