@@ -1784,11 +1784,11 @@ static void cache_call(world *w, int c, int most)
     if (!keep) give_back(kept);
 }
 
-/* A slot of a ring that is about to go round: its places are blocks of 256. */
+/* A slot of a ring that is about to go round, or just did: its places are blocks of 256. */
 static void advance(world *w, int c, int b)
 {
     const net *l = &w->l;
-    const int B = w->cfg[c].batch, to = 256 - pick(0, 8);
+    const int B = w->cfg[c].batch, to = 256 + pick(-8, 8);
     const int step = w->cfg[c].capacity < 32 ? w->cfg[c].capacity : 32;
     int *cu = take_ints((size_t)B + 1);
     mha_args a;
@@ -1822,12 +1822,12 @@ static void advance(world *w, int c, int b)
 static void cache_change(world *w, int c)
 {
     const mha_cache_config *cfg = &w->cfg[c];
-    const int B = cfg->batch, what = pick(0, 3), b = pick(-2, B);
+    const int B = cfg->batch, what = pick(0, 4), b = pick(-2, B);
     const int in = b >= 0 && b < B;
     line *l = lines[c];
     mha_status st;
-    if (what < 2) { /* cut back */
-        const int len = what == 0 ? (in ? l[b].len : 0) - pick(-1, 6) : pick(0, 30);
+    if (what < 3) { /* cut back */
+        const int len = what == 0 ? (in ? l[b].len : 0) - pick(-1, 6) : what == 1 ? pick(0, 30) : 0;
         int ok = b >= -1 && b < B && len >= 0;
         for (int s = 0; s < B; s++)
             if ((b == -1 || b == s) && len > l[s].len) ok = 0;
@@ -1840,7 +1840,7 @@ static void cache_change(world *w, int c)
                 l[s].len = len;
                 if (len == 0) l[s].floor = 0;
             }
-    } else if (what == 2) {
+    } else if (what == 3) {
         const int from = pick(0, CACHES - 1), s = pick(-1, w->cfg[from].batch);
         const int in_from = s >= 0 && s < w->cfg[from].batch;
         const line *other = in_from ? &lines[from][s] : l;
