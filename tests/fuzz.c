@@ -1996,14 +1996,16 @@ static int forbidden_cu(const int *cu, int B)
     return 0;
 }
 
-static int forbidden_common(const mha_mask *m, const mha_parallel *p, const float *gate, int B)
+/* S: how many keys there are, or INT_MAX. */
+static int forbidden_common(const mha_mask *m, const mha_parallel *p, const float *gate, int B,
+                            int S)
 {
     if (outside((int)m->causal, 0, 2) || outside(m->windowed, 0, 1)) return 1;
     if (m->left < -1 || m->right < -1 || (!m->windowed && (m->left || m->right))) return 1;
     if (off(m->bias) || off(m->key_len) || off(m->key_start) || off(gate)) return 1;
-    for (int b = 0; b < B; b++) /* no case has 1000 keys */
-        if ((m->key_len && outside(m->key_len[b], 0, 1000)) ||
-            (m->key_start && outside(m->key_start[b], 0, 1000)))
+    for (int b = 0; b < B; b++)
+        if ((m->key_len && outside(m->key_len[b], 0, S)) ||
+            (m->key_start && outside(m->key_start[b], 0, S)))
             return 1;
     return p->parallel_for ? p->threads < 1 : outside(p->threads, 0, 1);
 }
@@ -2024,7 +2026,8 @@ static int forbidden_sdpa(const mha_sdpa_args *a)
         return 1;
     if (some && (off(a->lse) || (a->o == a->q && (a->attn || a->attn_mean)))) return 1;
     if (!a->workspace && a->workspace_size) return 1;
-    return forbidden_common(&a->mask, &a->parallel, a->gate, a->batch);
+    return forbidden_common(&a->mask, &a->parallel, a->gate, a->batch,
+                            a->cu_source ? INT_MAX : a->source_seq);
 }
 
 static int forbidden_forward(const mha_args *a)
@@ -2039,7 +2042,10 @@ static int forbidden_forward(const mha_args *a)
     if (some && !a->source && !a->cache && a->source_seq && a->source_seq != a->seq) return 1;
     if (a->batch > 0 && a->source && !a->cu_source && a->source_seq > 0 && off(a->source)) return 1;
     if (!a->workspace && a->workspace_size) return 1;
-    return forbidden_common(&a->mask, &a->parallel, a->gate, a->batch);
+    return forbidden_common(&a->mask, &a->parallel, a->gate, a->batch,
+                            a->cu_source || a->cu_seq || a->cache ? INT_MAX
+                            : a->source                           ? a->source_seq
+                                                                  : a->seq);
 }
 
 static int forbidden_number(float x, float lo)
