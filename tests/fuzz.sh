@@ -11,7 +11,7 @@ out=build/fuzz failed=
 rm -rf $out && mkdir -p $out/seeds $out/found
 
 # No stack of every malloc, and little kept of what was freed: three times as many inputs a second.
-export ASAN_OPTIONS=quarantine_size_mb=8:malloc_context_size=0:abort_on_error=1:symbolize=0
+export ASAN_OPTIONS=quarantine_size_mb=8:malloc_context_size=0:abort_on_error=1
 common="-std=c99 -O1 -g -Wall -Wextra -Itests/standin"
 asan="-fsanitize=address,undefined -fno-sanitize-recover=all"
 
@@ -78,7 +78,7 @@ fi
 
 if [ "$seconds" -gt 0 ] && build afl afl-clang-fast -DFUZZ_MAIN "$asan"; then
     export AFL_NO_UI=1 AFL_NO_AFFINITY=1 AFL_SKIP_CPUFREQ=1 AFL_BENCH_UNTIL_CRASH=1
-    export AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES=1 ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0
+    export AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES=1 ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0:symbolize=0
     run afl-run afl-fuzz -V "$seconds" -m none -t 20000 -i $out/seeds -o $out/afl-out -- $out/afl
     sed -n 's/^execs_done *: */afl: inputs: /p' $out/afl-out/default/fuzzer_stats
     for f in $out/afl-out/default/crashes/id* $out/afl-out/default/hangs/id*; do
