@@ -2003,10 +2003,10 @@ static int forbidden_common(const mha_mask *m, const mha_parallel *p, const floa
     if (outside((int)m->causal, 0, 2) || outside(m->windowed, 0, 1)) return 1;
     if (m->left < -1 || m->right < -1 || (!m->windowed && (m->left || m->right))) return 1;
     if (off(m->bias) || off(m->key_len) || off(m->key_start) || off(gate)) return 1;
-    for (int b = 0; b < B; b++)
-        if ((m->key_len && outside(m->key_len[b], 0, S)) ||
-            (m->key_start && outside(m->key_start[b], 0, S)))
-            return 1;
+    for (int b = 0; m->key_len && b < B; b++)
+        if (outside(m->key_len[b], 0, S)) return 1;
+    for (int b = 0; m->key_start && b < B; b++)
+        if (outside(m->key_start[b], 0, S)) return 1;
     return p->parallel_for ? p->threads < 1 : outside(p->threads, 0, 1);
 }
 
