@@ -55,7 +55,7 @@ step "tests" tests
 # Fuzzing takes the time it is given on one core; on the other, what has no use for two.
 fuzz() {
     [ -f tests/fuzz.sh ] || { echo "skip: there is no tests/fuzz.sh"; return 0; }
-    FUZZ_SECONDS=${FUZZ_SECONDS:-120} sh tests/fuzz.sh
+    FUZZ_SECONDS=${FUZZ_SECONDS:-120} FUZZ_JOBS=${FUZZ_JOBS:-1} sh tests/fuzz.sh
 }
 step "fuzzing" fuzz >$dir/fuzz 2>&1 &
 step "size and compile time" sh tests/size.sh
