@@ -1769,7 +1769,7 @@ static const mha__kernels mha__avx2 = { MHA_ISA_AVX2,        MHA__AVX2_MR,     m
 #endif
 
 #define MHA__AVX512 MHA__TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
-#define MHA__AVX512_MR 6
+#define MHA__AVX512_MR 6 /* that of AVX2, some of whose kernels serve here too */
 
 /* As mha__rows_avx2 with one register a panel. 6x4 takes 29 of 32 registers. */
 MHA__INLINE MHA__AVX512 void mha__rows_avx512(const int R, const int P, int k, const float *a,

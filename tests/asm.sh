@@ -10,12 +10,12 @@ dir=build/asm status=0
 rm -rf $dir && mkdir -p $dir
 printf '#define MHA_IMPLEMENTATION\n#include "mha.h"\n' >$dir/mha.c
 
-# kernel NAME TILE [CALLS]: looks at a kernel in $obj, as $objdump shows it: mha__NAME, and for a
-# product mha__strided too, with the parts gcc makes of them; these may call each other. CALLS is
-# how many other calls it may have outside of its inner loops.
+# kernel NAME TILE [CALLS]: looks at a kernel in $obj, as $objdump shows it: mha__NAME, with the
+# parts gcc makes of it; these may call each other. CALLS is how many other calls it may have
+# outside of its inner loops.
 kernel() {
     for f in $($nm "$obj" | awk -v name="$1" '
-        { f = $3; sub(/\..*/, "", f); sub(/^mha__strided_/, "mha__gemm_", f) }
+        { f = $3; sub(/\..*/, "", f) }
         f == "mha__" name { print $3 }'); do
         $objdump -d --no-show-raw-insn --disassemble="$f" "$obj"
     done >"$dir/$cc.$1.s"

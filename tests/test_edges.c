@@ -1283,9 +1283,32 @@ TEST nan_weights_late(mha_isa isa)
     PASS();
 }
 
+/* A score that is no float in units of log2 weighs 0 beside others, and its value is not read; it is
+   not excluded: alone it counts as any other. */
+TEST bias_beyond_float(mha_isa isa)
+{
+    float q = 1.0f, k[2] = { 1.0f, 1.0f }, v[2], o, lse, bias[2];
+    mha_sdpa_args a;
+    memset(&a, 0, sizeof a);
+    a.batch = a.heads = a.seq = a.d_k = 1;
+    a.source_seq = 2;
+    a.q = &q, a.k = k, a.v = v, a.o = &o, a.lse = &lse, a.mask.bias = bias;
+    a.isa = isa;
+    bias[0] = 0.0f, bias[1] = -3.4e38f;
+    v[0] = 1.0f, v[1] = F_NAN;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    ASSERT(bits_f(o) == bits_f(1.0f));
+    bias[0] = -3.4e38f;
+    v[1] = 3.0f;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    ASSERT(bits_f(o) == bits_f(2.0f) && is_finite(lse));
+    PASS();
+}
+
 SUITE(edges_suite)
 {
     RUN_ON_EACH_ISA(strides_below_zero);
+    RUN_ON_EACH_ISA(bias_beyond_float);
     RUN_ON_EACH_ISA(dead_by_allow);
     RUN_ON_EACH_ISA(dead_by_key_len);
     RUN_ON_EACH_ISA(dead_by_bias);
