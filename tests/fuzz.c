@@ -1,9 +1,10 @@
 /* fuzz.c - bytes become a call of mha.h, whose results are compared with the oracle.
 
    One input is one case: attention on q, k, v; a layer; a history of caches; arguments that must
-   be refused; or the small functions. Every byte is a choice, bytes that are missing are 0, and
-   numbers are drawn from a seed of two bytes, so that small changes of an input are small changes
-   of a case. Buffers are on the heap and exactly as long as mha.h may use, for AddressSanitizer.
+   be refused, by every function that takes them; or the small functions. Every byte is a choice,
+   bytes that are missing are 0, and numbers are drawn from a seed of two bytes, so that small
+   changes of an input are small changes of a case. Buffers are on the heap and exactly as long as
+   mha.h may use, for AddressSanitizer.
 
    Built with -fsanitize=fuzzer it is libFuzzer's. With -DFUZZ_MAIN it is a program that replays
    files, folders of files, and lists (*.txt, one input a line, in hexadecimal); or an AFL++ target.
@@ -896,6 +897,43 @@ static void inside_sdpa(const sdpa_case *s)
                              s->od + row_at(&s->o, f->cu_q, b, h, t), (size_t)dv);
 }
 
+/* No neighbours along an axis: its stride may be anything. */
+static void wild(ptrdiff_t *stride, int extent)
+{
+    static const ptrdiff_t n[] = { PTRDIFF_MAX, PTRDIFF_MIN, PTRDIFF_MAX / 4 + 1, -1, 1 };
+    if (extent < 2) *stride = n[pick(0, 4)];
+}
+
+static void wild_stride(mha_stride *s, int batch, int heads, int seq)
+{
+    if (!s->batch && !s->head && !s->seq) return; /* the default */
+    wild(&s->batch, batch), wild(&s->head, heads), wild(&s->seq, seq);
+}
+
+static void wild_mask(mha_mask_stride *s, const frame *f)
+{
+    if (!s->batch && !s->head && !s->query && !s->key) return;
+    wild(&s->batch, f->B), wild(&s->head, f->H), wild(&s->query, f->T), wild(&s->key, f->S);
+}
+
+static void wild_sdpa(sdpa_case *s)
+{
+    mha_sdpa_args *a = &s->a;
+    const frame *f = &s->f;
+    const int G = a->kv_heads ? a->kv_heads : a->heads;
+    /* an empty sequence may start behind the only token, which is a neighbour then */
+    const int qb = f->cu_q ? 1 : f->B, qt = f->cu_q ? 2 : f->T;
+    const int kb = f->cu_k ? 1 : f->B, kt = f->cu_k ? 2 : f->S;
+    if (!chance(20)) return;
+    tell("wild", 1);
+    wild_stride(&a->q_stride, qb, f->H, qt), wild_stride(&a->o_stride, qb, f->H, qt);
+    wild_stride(&a->k_stride, kb, G, kt), wild_stride(&a->v_stride, kb, G, kt);
+    wild_mask(&a->mask.allow_stride, f), wild_mask(&a->mask.bias_stride, f);
+    if (!a->gate_stride.batch && !a->gate_stride.seq && !a->gate_stride.head) return;
+    wild(&a->gate_stride.batch, qb), wild(&a->gate_stride.seq, qt);
+    wild(&a->gate_stride.head, f->H);
+}
+
 static void fuzz_sdpa(void)
 {
     sdpa_case s;
@@ -917,6 +955,7 @@ static void fuzz_sdpa(void)
     memset(state, FINE, s.n_lse);
     memset(some_v, 0, s.n_lse * (size_t)dv);
     poison_sdpa(&s, state, some_v);
+    wild_sdpa(&s);
     for (int i = 0; i < isas; i++) {
         const int kept = n_blocks;
         float *o, *attn, *mean, *lse;
@@ -1336,8 +1375,16 @@ static void stages(const layer_case *s)
     if (l->w.bias_k || l->cfg.zero_attn) return; /* mha_sdpa has none */
     require_status("mha_workspace_size", mha_workspace_size(l->layer, &a, &bytes), MHA_OK);
     a.workspace = take_workspace(bytes);
-    a.workspace_size = bytes;
     a.y = y;
+    require_status("mha_project_qkv without room", mha_project_qkv(l->layer, &a, q, k, v),
+                   MHA_ERR_WORKSPACE);
+    require_status("mha_project_out without room", mha_project_out(l->layer, &a, o),
+                   MHA_ERR_WORKSPACE);
+    require_untouched("q without room", q, (size_t)(Q * H * dk) * sizeof(float));
+    require_untouched("k without room", k, (size_t)(K * G * dk) * sizeof(float));
+    require_untouched("v without room", v, (size_t)(K * G * dv) * sizeof(float));
+    require_untouched("y without room", y, s->n_y * sizeof(float));
+    a.workspace_size = bytes;
     require_status("mha_project_qkv", mha_project_qkv(l->layer, &a, q, k, v), MHA_OK);
     memset(&c, 0, sizeof c);
     c.batch = f->B, c.heads = H, c.kv_heads = G, c.d_k = dk, c.d_v = dv;
@@ -1363,6 +1410,15 @@ static void stages(const layer_case *s)
     require_status("mha_sdpa as a stage", mha_sdpa(&c), MHA_OK);
     require_status("mha_project_out", mha_project_out(l->layer, &a, o), MHA_OK);
     require_same("y by stages", y, s->a.y, s->n_y);
+    for (int i = 0; i < 3; i++) { /* each alone */
+        float *some[3] = { NULL, NULL, NULL };
+        const float *all[3] = { q, k, v };
+        const size_t n[3] = { (size_t)(Q * H * dk), (size_t)(K * G * dk), (size_t)(K * G * dv) };
+        some[i] = take_floats(n[i]);
+        require_status("one projection", mha_project_qkv(l->layer, &a, some[0], some[1], some[2]),
+                       MHA_OK);
+        require_same("one projection", some[i], all[i], n[i]);
+    }
 }
 
 /* Sequence b alone; and y over x. */
@@ -1751,6 +1807,9 @@ static void cache_call(world *w, int c, int most)
         size_t bytes = 0;
         if (mha_workspace_size(l->layer, &k.a, &bytes) == MHA_OK) {
             k.a.workspace = take_workspace(bytes);
+            st = k.append ? mha_cache_append(l->layer, &k.a) : mha_forward(l->layer, &k.a);
+            require(st != MHA_OK, "a call without a byte of workspace");
+            require(memcmp(before, w->memory[c], w->bytes[c]) == 0, "a cache changed without room");
             k.a.workspace_size = bytes;
         }
     }
@@ -2048,6 +2107,60 @@ static int forbidden_forward(const mha_args *a)
                                                                   : a->seq);
 }
 
+/* A cache of another shape, or without room for n more tokens of each sequence, or as cu says. */
+static int forbidden_cache(const net *l, const mha_args *a, const int *cu, int n)
+{
+    mha_cache_facts f;
+    require_status("mha_cache_info", mha_cache_info(a->cache, &f), MHA_OK);
+    if (a->batch != f.batch || l->G != f.n_kv_heads || l->dk != f.d_k || l->dv != f.d_v) return 1;
+    for (int b = 0; b < f.batch; b++) {
+        const int room = f.ring ? f.capacity : f.capacity - mha_cache_length(a->cache, b);
+        if ((cu ? cu[b + 1] - cu[b] : n) > room) return 1;
+    }
+    return 0;
+}
+
+/* The stages are mha_forward without what they do not use. */
+static int forbidden_project(const mha_args *a, const float *q, const float *k, const float *v)
+{
+    const int *cu = a->source ? a->cu_source : a->cu_seq;
+    mha_args b = *a;
+    memset(&b.mask, 0, sizeof b.mask);
+    b.gate = b.lse = NULL;
+    b.cache_only = 0;
+    b.y = (float *)(uintptr_t)a->x;
+    if (a->cache || forbidden_forward(&b)) return 1;
+    if (a->batch && !a->cu_seq && a->seq && off(q)) return 1;
+    return a->batch && !cu && (a->source ? a->source_seq : a->seq) && (off(k) || off(v));
+}
+
+static int forbidden_out(const mha_args *a, const float *o)
+{
+    mha_args b;
+    memset(&b, 0, sizeof b);
+    b.batch = a->batch, b.seq = a->seq, b.cu_seq = a->cu_seq;
+    b.x = b.y = a->y;
+    b.workspace = a->workspace, b.workspace_size = a->workspace_size;
+    b.parallel = a->parallel;
+    return forbidden_forward(&b) || (a->batch && !a->cu_seq && a->seq && (!o || off(o)));
+}
+
+static int forbidden_append(const net *l, const mha_args *a)
+{
+    mha_args b;
+    memset(&b, 0, sizeof b);
+    b.batch = a->batch;
+    b.seq = a->source ? a->source_seq : a->seq;
+    b.cu_seq = a->source ? a->cu_source : a->cu_seq;
+    b.x = a->source ? a->source : a->x;
+    b.y = (float *)(uintptr_t)b.x;
+    b.positions = a->source ? a->source_positions : a->positions;
+    b.workspace = a->workspace, b.workspace_size = a->workspace_size;
+    b.parallel = a->parallel;
+    if (!a->cache || (!a->source && (a->source_v || a->cu_source))) return 1;
+    return forbidden_forward(&b) || forbidden_cache(l, a, b.cu_seq, b.seq);
+}
+
 static int forbidden_number(float x, float lo)
 {
     return !is_finite(x) || ((bits_f(x) << 1) && x < lo);
@@ -2153,15 +2266,112 @@ static void refuse_sdpa(void)
     require_untouched("lse although refused", s.a.lse, s.n_lse * sizeof(float));
 }
 
+/* A cache for a layer with one more head, or one wider: it fits no other. */
+static mha_cache *foreign_cache(const net *l, int batch)
+{
+    const int which = pick(0, 2);
+    const int G = l->G + (which == 0), dk = l->dk + (which == 1), dv = l->dv + (which == 2);
+    mha_layer *layer = NULL;
+    mha_cache *cache = NULL;
+    mha_cache_config cfg;
+    mha_config c;
+    mha_weights w;
+    memset(&c, 0, sizeof c), memset(&w, 0, sizeof w), memset(&cfg, 0, sizeof cfg);
+    c.d_model = 1, c.n_heads = G, c.d_k = dk, c.d_v = dv;
+    w.qkv = normal((size_t)(G * (2 * dk + dv)), 1);
+    w.out = normal((size_t)(G * dv), 1);
+    cfg.batch = batch, cfg.capacity = 40;
+    require_status("mha_layer_create", mha_layer_create(&layer, &c, &w), MHA_OK);
+    require_status("mha_cache_create", mha_cache_create(&cache, layer, &cfg), MHA_OK);
+    mha_layer_free(layer);
+    return cache;
+}
+
+/* n tokens for each sequence. */
+static void fill_cache(const net *l, mha_cache *cache, int batch, int n)
+{
+    mha_args a;
+    memset(&a, 0, sizeof a);
+    a.batch = batch, a.source_seq = n, a.cache = cache;
+    a.source = normal((size_t)(batch * n * l->Ds), 1);
+    if (l->other_v) a.source_v = normal((size_t)(batch * n * l->Dv), 1);
+    require_status("mha_cache_append", mha_cache_append(l->layer, &a), MHA_OK);
+}
+
+/* Fine, or it would be if there were memory. */
+static int lets_pass(mha_status st)
+{
+    require((unsigned)st <= MHA_ERR_FULL && mha_strerror(st)[0] != 0, "mha_strerror");
+    return st == MHA_OK || st == MHA_ERR_MEMORY;
+}
+
+/* The other functions that take mha_args, while there is no memory: none may write anything. fine:
+   mha_forward has nothing against it. */
+static void refuse_stages(const net *l, const mha_args *a, int fine)
+{
+    float *room = (float *)take(64);
+    float *q = chance(15) ? (float *)bad_pointer(room) : room;
+    float *k = chance(15) ? (float *)bad_pointer(room) : room + 4;
+    float *v = chance(15) ? (float *)bad_pointer(room) : room + 8;
+    const float *o = chance(15) ? (float *)bad_pointer(room) : room + 12;
+    const mha_layer *layer = chance(3) ? NULL : l->layer;
+    mha_args used;
+    mha_status st;
+    size_t bytes = 0;
+
+    st = mha_project_qkv(layer, a, q, k, v);
+    tell("project_qkv", st);
+    require(!lets_pass(st) || (layer && !forbidden_project(a, q, k, v)),
+            "mha_project_qkv lets it pass");
+    if (fine && layer && !a->cache && !off(q) && !off(k) && !off(v))
+        require(lets_pass(st), "mha_project_qkv refuses what mha_forward does not");
+
+    st = mha_project_out(layer, a, o);
+    tell("project_out", st);
+    require(!lets_pass(st) || (layer && !forbidden_out(a, o)), "mha_project_out lets it pass");
+    if (fine && layer && o && !off(o))
+        require(lets_pass(st), "mha_project_out refuses what mha_forward does not");
+    memset(&used, 0, sizeof used);
+    used.batch = a->batch, used.seq = a->seq, used.cu_seq = a->cu_seq, used.y = a->y;
+    used.workspace = a->workspace, used.workspace_size = a->workspace_size;
+    used.parallel = a->parallel;
+    require_status("mha_project_out, but for what it uses", mha_project_out(layer, &used, o), st);
+
+    st = mha_cache_append(layer, a);
+    tell("append", st);
+    require(!lets_pass(st) || (layer && !forbidden_append(l, a)), "mha_cache_append lets it pass");
+    if (fine && layer && a->cache && !a->cache_only)
+        require(lets_pass(st), "mha_cache_append refuses what mha_forward does not");
+    used = *a;
+    memset(&used.mask, 0, sizeof used.mask);
+    used.y = used.attn = used.attn_mean = used.lse = NULL;
+    used.gate = NULL;
+    used.cache_only = 0;
+    if (used.source) used.x = NULL, used.seq = 0, used.cu_seq = NULL;
+    else used.source_seq = 0;
+    require_status("mha_cache_append, but for what it uses", mha_cache_append(layer, &used), st);
+    if (lets_pass(st))
+        require_status("mha_workspace_size", mha_workspace_size(layer, &used, &bytes), MHA_OK);
+
+    require(!lets_pass(mha_project_qkv(layer, NULL, q, k, v)) &&
+                !lets_pass(mha_project_out(layer, NULL, o)) &&
+                !lets_pass(mha_cache_append(layer, NULL)),
+            "no args");
+    require_untouched("q, k or v although refused", room, 64);
+}
+
 static void refuse_forward(void)
 {
     layer_case s;
     mha_args a;
-    mha_cache *cache = NULL;
+    mha_cache *cache = NULL, *foreign = NULL;
+    char *memory = NULL, *before;
+    mha_cache_config cfg;
     mha_status st, sized;
-    size_t bytes = 0, why_size = (size_t)pick(0, 90);
+    size_t bytes = 0, cache_bytes = 0, why_size = (size_t)pick(0, 90);
     char *why = (char *)take(why_size);
     int changes = pick(1, 3), B, tall;
+    memset(&cfg, 0, sizeof cfg);
     draw_layer(&s);
     make_layer(&s.l, MHA_ISA_SCALAR, 0);
     a = s.a;
@@ -2189,13 +2399,15 @@ static void refuse_forward(void)
         case 15: a.cache_only = bad_int(); break;
         default:
             if (!cache) {
-                mha_cache_config cfg;
-                memset(&cfg, 0, sizeof cfg);
                 cfg.batch = B && chance(80) ? B : pick(1, 3);
                 cfg.capacity = pick(1, 40);
                 cfg.ring = chance(30);
                 cfg.type = (mha_type)pick(0, 3);
-                require_status("mha_cache_create", mha_cache_create(&cache, s.l.layer, &cfg),
+                require_status("mha_cache_size", mha_cache_size(s.l.layer, &cfg, &cache_bytes),
+                               MHA_OK);
+                memory = (char *)take(cache_bytes);
+                require_status("mha_cache_init",
+                               mha_cache_init(&cache, memory, cache_bytes, s.l.layer, &cfg),
                                MHA_OK);
             }
             a.cache = cache;
@@ -2204,24 +2416,34 @@ static void refuse_forward(void)
         }
     }
     if (a.batch > B) a.cu_seq = a.cu_source = a.mask.key_len = a.mask.key_start = NULL;
+    if (cache && chance(40)) fill_cache(&s.l, cache, cfg.batch, pick(0, cfg.capacity));
+    if (cache && chance(10)) a.cache = foreign = foreign_cache(&s.l, cfg.batch);
+    before = (char *)take(cache_bytes);
+    if (cache) memcpy(before, memory, cache_bytes);
     st = mha_forward_check(s.l.layer, &a, why_size ? why : NULL, why_size);
     check_why(st, why, why_size);
     require(st != MHA_OK || !forbidden_forward(&a), "mha_forward_check lets it pass");
+    if (st == MHA_OK && a.cache)
+        require(
+            !forbidden_cache(&s.l, &a, a.cache_only ? NULL : a.cu_seq, a.cache_only ? 0 : a.seq),
+            "mha_forward_check lets a cache pass");
     sized = mha_workspace_size(s.l.layer, &a, &bytes);
     /* that of a cache and a source is of mha_cache_append */
     require(sized == MHA_OK || st != MHA_OK, "a call that is fine, but has no size");
     require(sized == MHA_OK || bytes == 0, "a size in spite of an error");
     tell("status", st);
     tall = st == MHA_OK && a.batch && (a.cu_seq ? a.cu_seq[a.batch] : a.seq);
-    if (!tall) {
-        require_status("mha_forward and its check", mha_forward(s.l.layer, &a), st);
-        require_untouched("y although refused", s.a.y, s.n_y * sizeof(float));
-        require_untouched("attn although refused", s.a.attn, s.n_attn * sizeof(float));
-        require_untouched("attn_mean although refused", s.a.attn_mean, s.n_mean * sizeof(float));
-        require_untouched("lse although refused", s.a.lse, s.n_lse * sizeof(float));
-        require(!cache || mha_cache_length(cache, 0) == 0, "appended although refused");
-    }
-    mha_cache_free(cache);
+    test_fail_after = 0;
+    require_status("mha_forward and its check", mha_forward(s.l.layer, &a),
+                   tall ? MHA_ERR_MEMORY : st);
+    refuse_stages(&s.l, &a, st == MHA_OK);
+    test_fail_after = -1;
+    require_untouched("y although refused", s.a.y, s.n_y * sizeof(float));
+    require_untouched("attn although refused", s.a.attn, s.n_attn * sizeof(float));
+    require_untouched("attn_mean although refused", s.a.attn_mean, s.n_mean * sizeof(float));
+    require_untouched("lse although refused", s.a.lse, s.n_lse * sizeof(float));
+    require(!cache || memcmp(before, memory, cache_bytes) == 0, "a cache changed although refused");
+    mha_cache_free(foreign);
     mha_layer_free(s.l.layer);
 }
 
@@ -2287,6 +2509,58 @@ static void refuse_layer(void)
     require(test_live == 0, "a refused layer left memory");
 }
 
+/* Changes of slots: slots and lengths of any kind, and a cache that does not match. */
+static void refuse_change(const net *l, const mha_cache_config *cfg, char *memory, size_t bytes)
+{
+    const int B = cfg->batch, alien = chance(15), few = cfg->capacity < 4 ? cfg->capacity : 4;
+    mha_cache_config other = *cfg;
+    mha_cache *to = NULL, *from = NULL;
+    char *before = (char *)take(bytes);
+    int *order = take_ints((size_t)B);
+    if (chance(20)) other.ring = !other.ring;
+    if (chance(20)) other.type = (mha_type)pick(0, 3);
+    other.capacity += pick(0, 2) / 2;
+    require_status("mha_cache_init", mha_cache_init(&to, memory, bytes, l->layer, cfg), MHA_OK);
+    if (alien) from = foreign_cache(l, B);
+    else require_status("mha_cache_create", mha_cache_create(&from, l->layer, &other), MHA_OK);
+    fill_cache(l, to, B, pick(0, few));
+    if (!alien) fill_cache(l, from, B, pick(0, few));
+    for (int i = 0; i < 3; i++) {
+        const int slot = chance(40) ? bad_int() : pick(0, B - 1), what = pick(0, 2);
+        const int n = chance(40) ? bad_int() : pick(-1, few);
+        int ok = 0;
+        mha_status st;
+        memcpy(before, memory, bytes);
+        if (what == 0) {
+            const int s = chance(40) ? bad_int() : pick(0, B - 1), had = mha_cache_length(from, s);
+            const int all = n == -1 ? had : n;
+            const int null = chance(15) ? pick(1, 2) : 0;
+            st = mha_cache_fork(null == 1 ? NULL : to, slot, null == 2 ? NULL : from, s, n);
+            ok = !null && !alien && other.type == cfg->type && other.ring == cfg->ring &&
+                 slot >= 0 && slot < B && had >= 0 && all >= 0 && all <= had &&
+                 (cfg->ring ? all == had && other.capacity == cfg->capacity : all <= cfg->capacity);
+            if (ok) require(mha_cache_length(to, slot) == all, "the length of a fork");
+        } else if (what == 1) {
+            ok = slot >= -1 && slot < B && n >= 0;
+            for (int b = 0; b < B; b++)
+                if ((slot == -1 || slot == b) && n > mha_cache_length(to, b)) ok = 0;
+            st = mha_cache_truncate(to, slot, n);
+        } else {
+            const int bad = chance(20);
+            ok = !bad;
+            for (int b = 0; b < B; b++) {
+                order[b] = chance(20) ? bad_int() : pick(0, B - 1);
+                if (order[b] < 0 || order[b] >= B) ok = 0;
+            }
+            st = mha_cache_reorder(to, bad ? (int *)bad_pointer(order) : order);
+        }
+        tell("change", what), tell("slot", slot), tell("n", n), tell("status", st);
+        require((st == MHA_OK) == ok, "a change of a cache");
+        require(ok || memcmp(before, memory, bytes) == 0, "a cache changed although refused");
+    }
+    mha_cache_free(from);
+}
+
 static void refuse_cache(void)
 {
     net l;
@@ -2303,7 +2577,7 @@ static void refuse_cache(void)
     st = mha_cache_size(l.layer, &cfg, &bytes);
     tell("status", st);
     if (st == MHA_OK) {
-        void *memory = take(bytes < 1 << 20 ? bytes : 1);
+        char *memory = (char *)take(bytes < 1 << 20 ? bytes : 1);
         require(cfg.batch > 0 && cfg.capacity > 0 && !outside(cfg.ring, 0, 1) &&
                     !outside((int)cfg.type, 0, 3),
                 "mha_cache_size lets it pass");
@@ -2316,6 +2590,7 @@ static void refuse_cache(void)
         test_fail_after = -1;
         require_status("mha_cache_create", st, bytes < 1 << 20 ? MHA_OK : MHA_ERR_MEMORY);
         require((cache == NULL) == (st != MHA_OK), "a cache in spite of an error");
+        if (bytes < 1 << 15) refuse_change(&l, &cfg, memory, bytes);
     } else {
         require_status("mha_cache_create", mha_cache_create(&cache, l.layer, &cfg), st);
         require_status("mha_cache_init", mha_cache_init(&cache, take(64), 64, l.layer, &cfg), st);
@@ -2408,6 +2683,44 @@ static void fuzz_rotate(void)
             }
 }
 
+/* o[0] and o[1] are o[2]: at any stride, over one of them, and not with a bad pointer. */
+static void merge_otherwise(int H, int T, int d, float *const *o, float *const *lse)
+{
+    const int extent[3] = { 1, H, T }, over = pick(0, 2), which = pick(0, 5);
+    const size_t n = (size_t)(H * T * d), rows = (size_t)(H * T);
+    const view v = pick_view(extent, 3, d, 0);
+    mha_stride stride = stride_of(&v);
+    float *x[3], *l[3], *p[6];
+    mha_status st;
+    wild_stride(&stride, 1, H, T);
+    for (int i = 0; i < 3; i++) {
+        x[i] = take_floats(v.n), l[i] = i < 2 ? copied(lse[i], rows) : take_floats(rows);
+        for (int h = 0; h < H && i < 2; h++)
+            for (int t = 0; t < T; t++)
+                memcpy(x[i] + row_at(&v, NULL, 0, h, t), o[i] + (h * T + t) * d,
+                       (size_t)d * sizeof(float));
+    }
+    st = mha_merge(1, H, T, d, x[0] + v.origin, l[0], x[1] + v.origin, l[1], stride,
+                   x[over] + v.origin, l[over]);
+    require_status("mha_merge", st, MHA_OK);
+    for (int h = 0; h < H; h++)
+        for (int t = 0; t < T; t++)
+            require_same("mha_merge at a stride", x[over] + row_at(&v, NULL, 0, h, t),
+                         o[2] + (h * T + t) * d, (size_t)d);
+    require_same("lse of mha_merge at a stride", l[over], lse[2], rows);
+
+    memset(&stride, 0, sizeof stride);
+    p[0] = o[0], p[1] = lse[0], p[2] = o[1], p[3] = lse[1];
+    p[4] = (float *)take(n * sizeof(float)), p[5] = (float *)take(rows * sizeof(float));
+    x[0] = p[4], l[0] = p[5];
+    p[which] = (float *)bad_pointer(p[which]);
+    if (!n || (which == 5 && !p[5])) return;
+    st = mha_merge(1, H, T, d, p[0], p[1], p[2], p[3], stride, p[4], p[5]);
+    require(st != MHA_OK, "mha_merge lets it pass");
+    require_untouched("o of mha_merge although refused", x[0], n * sizeof(float));
+    require_untouched("lse of mha_merge although refused", l[0], rows * sizeof(float));
+}
+
 /* Keys in two halves, merged, are all of them. */
 static void fuzz_merge(void)
 {
@@ -2443,6 +2756,7 @@ static void fuzz_merge(void)
         if (S) require_close("lse of mha_merge", i, lse[2][i], want.lse[i], 1e-5);
         else require(bits_f(lse[2][i]) == 0xff800000u, "lse of mha_merge of nothing");
     oracle_free(&want);
+    merge_otherwise(H, T, d, o, lse);
 }
 
 /* Heads there and back; slopes; the fused matrix. */
@@ -2482,6 +2796,21 @@ static void fuzz_heads(void)
         for (int i = 0; i < D; i++)
             require_same("mha_fuse_heads", fused + (layout == MHA_OUT_IN ? o * D + i : i * out + o),
                          from + (layout == MHA_OUT_IN ? c * D + i : i * d + c), 1);
+    }
+    { /* with one thing wrong */
+        const int p = pick(0, 2), what = pick(0, 4), bad = bad_int();
+        float *to = (float *)take((size_t)(D * out) * sizeof(float)), *fresh = to;
+        int ok = 0;
+        if (what == 0) cfg.d_source = bad, ok = bad == 0 || bad == D;
+        else if (what == 1) cfg.d_source_v = bad, ok = bad == 0 || bad == D;
+        else if (what == 2) part[p][pick(0, p ? G - 1 : H - 1)] = (float *)bad_pointer(fused);
+        else if (what == 3) to = (float *)bad_pointer(fused);
+        else ok = bad == 0 || bad == 1;
+        if (ok) return;
+        require(mha_fuse_heads(&cfg, what == 4 ? (mha_layout)bad : layout, part[0], part[1],
+                               part[2], to) != MHA_OK,
+                "mha_fuse_heads lets it pass");
+        require_untouched("fused although refused", fresh, (size_t)(D * out) * sizeof(float));
     }
 }
 
