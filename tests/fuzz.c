@@ -897,10 +897,11 @@ static void inside_sdpa(const sdpa_case *s)
                              s->od + row_at(&s->o, f->cu_q, b, h, t), (size_t)dv);
 }
 
-/* No neighbours along an axis: its stride may be anything. */
+/* No neighbours along an axis: its stride may be anything that can be added to a pointer, as loops
+   do after the last row. */
 static void wild(ptrdiff_t *stride, int extent)
 {
-    static const ptrdiff_t n[] = { PTRDIFF_MAX, PTRDIFF_MIN, PTRDIFF_MAX / 4 + 1, -1, 1 };
+    static const ptrdiff_t n[] = { 1 << 28, -(1 << 28), 1 << 20, -1, 1 };
     if (extent < 2) *stride = n[pick(0, 4)];
 }
 
@@ -921,9 +922,8 @@ static void wild_sdpa(sdpa_case *s)
     mha_sdpa_args *a = &s->a;
     const frame *f = &s->f;
     const int G = a->kv_heads ? a->kv_heads : a->heads;
-    /* an empty sequence may start behind the only token, which is a neighbour then */
-    const int qb = f->cu_q ? 1 : f->B, qt = f->cu_q ? 2 : f->T;
-    const int kb = f->cu_k ? 1 : f->B, kt = f->cu_k ? 2 : f->S;
+    const int qb = f->cu_q ? 1 : f->B, qt = f->cu_q ? q_total(f) : f->T;
+    const int kb = f->cu_k ? 1 : f->B, kt = f->cu_k ? k_total(f) : f->S;
     if (!chance(20)) return;
     tell("wild", 1);
     wild_stride(&a->q_stride, qb, f->H, qt), wild_stride(&a->o_stride, qb, f->H, qt);
