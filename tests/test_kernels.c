@@ -672,36 +672,29 @@ TEST shape_inf(mha_isa isa)
 
 /* ---- compact numbers ------------------------------------------------------------------------- */
 
-/* All halves and bfloats, all bytes with both kinds of scales and none: as the scalar table has them, whose
-   conversions test_compact.c compares with double. */
+/* All halves and bfloats, all bytes: as the scalar table has them, whose conversions test_compact.c
+   compares with double. */
 TEST widen_contract(mha_isa isa)
 {
     enum { N = 4096 };
     static uint16_t half[N * MHA__NR];
     static float to[N * MHA__NR + 2];
     const mha__kernels *kern = mha__kernels_for(isa);
+    const signed char *byte = (const signed char *)half;
     for (int i = 0; i < N * MHA__NR; i++) half[i] = (uint16_t)i;
-    for (int type = MHA_F16; type <= MHA_INT8; type++)
-        for (int way = 0; way < (type == MHA_INT8 ? 3 : 1); way++) {
-            const signed char *byte = (const signed char *)half;
-            static float row[N];
-            float col[MHA__NR];
-            const int n = type == MHA_INT8 ? 100 : N;
-            for (int i = 0; i < MHA__NR; i++) col[i] = 0.1f + (float)i / 3;
-            for (int i = 0; i < N; i++) row[i] = 0.2f + (float)i / 7;
-            to[0] = to[n * MHA__NR + 1] = f_bits(CANARY);
-            kern->widen((mha_type)type, n, half, to + 1, way == 1 ? col : NULL,
-                        way == 0 ? row : NULL);
-            for (int i = 0; i < n * MHA__NR; i++) {
-                volatile float want = (float)byte[i];
-                if (way < 2) want *= way ? col[i % MHA__NR] : row[i / MHA__NR];
-                if (type == MHA_F16) want = mha__from_f16(half[i]);
-                if (type == MHA_BF16) want = mha__from_bf16(half[i]);
-                if (is_nan(want)) ASSERT(is_nan(to[1 + i]));
-                else ASSERT_EQ_FMT(bits_f(want), bits_f(to[1 + i]), "%08x");
-            }
-            ASSERT(bits_f(to[0]) == CANARY && bits_f(to[n * MHA__NR + 1]) == CANARY);
+    for (int type = MHA_F16; type <= MHA_INT8; type++) {
+        const int n = type == MHA_INT8 ? 100 : N;
+        to[0] = to[n * MHA__NR + 1] = f_bits(CANARY);
+        kern->widen((mha_type)type, n, half, to + 1);
+        for (int i = 0; i < n * MHA__NR; i++) {
+            const float want = type == MHA_F16    ? mha__from_f16(half[i])
+                               : type == MHA_BF16 ? mha__from_bf16(half[i])
+                                                  : (float)byte[i];
+            if (is_nan(want)) ASSERT(is_nan(to[1 + i]));
+            else ASSERT_EQ_FMT(bits_f(want), bits_f(to[1 + i]), "%08x");
         }
+        ASSERT(bits_f(to[0]) == CANARY && bits_f(to[n * MHA__NR + 1]) == CANARY);
+    }
     PASS();
 }
 
@@ -712,7 +705,7 @@ TEST narrow_contract(mha_isa isa)
     const mha__kernels *kern = mha__kernels_for(isa);
     rng r = rng_make(test_seed + 480);
     if (!kern->narrow) SKIPm("widen does it here");
-    for (int way = 0; way < 9; way++) /* a type; scales: none, of rows, of columns */
+    for (int t = MHA_F16; t <= MHA_INT8; t++)
         for (int m = 1; m <= kern->mr; m++)
             for (int np = 1; np <= P; np++)
                 for (int k = 0; k <= K; k += k < 18 ? (k + m) % 5 + 1 : 7) {
@@ -720,17 +713,14 @@ TEST narrow_contract(mha_isa isa)
                     static float wide[P * K * MHA__NR];
                     static float got[P * MHA__MR_MAX * MHA__NR], want[P * MHA__MR_MAX * MHA__NR];
                     static uint16_t b[P * (K * MHA__NR + GAP)];
-                    const mha_type type = (mha_type)(MHA_F16 + way % 3);
+                    const mha_type type = (mha_type)t;
                     const size_t size = type == MHA_INT8 ? 1 : 2;
-                    const int panel = k * MHA__NR + (m % 2 ? GAP : 0);
-                    const float *rows, *cols, *start;
-                    float col[P * MHA__NR], row[K], factor[MHA__MR_MAX];
-                    rows = way / 3 == 1 ? row : NULL;
-                    cols = way / 3 == 2 ? col : NULL;
-                    start = (np + k) % 2 ? factor : NULL;
+                    /* panels one after the other, or row by row in turn */
+                    const int turns = k % 2, b_row = turns ? P * MHA__NR : MHA__NR;
+                    const int panel = turns ? MHA__NR : k * MHA__NR + (m % 2 ? GAP : 0);
+                    float factor[MHA__MR_MAX];
+                    const float *start = (np + k / 2) % 2 ? factor : NULL;
                     rng_fill(&r, a, sizeof a / sizeof *a);
-                    rng_fill(&r, row, K);
-                    rng_fill(&r, col, P * MHA__NR);
                     rng_fill(&r, factor, MHA__MR_MAX);
                     for (size_t i = 0; i < sizeof b / sizeof *b; i++)
                         b[i] = type == MHA_INT8  ? (uint16_t)rng_u32(&r)
@@ -739,12 +729,14 @@ TEST narrow_contract(mha_isa isa)
                     rng_fill(&r, want, sizeof want / sizeof *want);
                     memcpy(got, want, sizeof got);
                     for (int p = 0; p < np; p++)
-                        kern->widen(type, k, (const char *)b + (size_t)(p * panel) * size,
-                                    wide + p * k * MHA__NR, cols ? cols + p * MHA__NR : NULL, rows);
+                        for (int kk = 0; kk < k; kk++)
+                            kern->widen(type, 1,
+                                        (const char *)b + (size_t)(p * panel + kk * b_row) * size,
+                                        wide + (p * k + kk) * MHA__NR);
                     kern->gemm(m, np, k, a, wide, MHA__NR, k * MHA__NR, want, start);
-                    kern->narrow(m, np, k, a, type, b, panel, rows, cols, got, start);
+                    kern->narrow(m, np, k, a, type, b, b_row, panel, got, start);
                     if (!unchanged(want, got, sizeof got / sizeof *got))
-                        printf("  way %d, m %d, np %d, k %d\n", way, m, np, k);
+                        printf("  type %d, m %d, np %d, k %d\n", t, m, np, k);
                     ASSERT(unchanged(want, got, sizeof got / sizeof *got));
                 }
     PASS();
@@ -866,17 +858,13 @@ static void visit_run(const visit *v)
         const float *from =
             fence_floats(v->f + 4, (size_t)(rows * MHA__NR) / (type == MHA_INT8 ? 4 : 2), v->last);
         if (v->what == 6)
-            v->kern->widen(type, rows, from, fence_floats(v->f, (size_t)(rows * MHA__NR), v->last),
-                           v->m % 2 ? fence_floats(v->f + 5, MHA__NR, v->last) : NULL,
-                           fence_floats(v->f + 3, (size_t)rows, v->last));
+            v->kern->widen(type, rows, from, fence_floats(v->f, (size_t)(rows * MHA__NR), v->last));
         else if (v->kern->narrow)
             v->kern->narrow(
                 v->m, v->np, k,
                 fence_floats(v->f + 3, k ? 1 + at(v->kern, v->m - 1, k - 1) : 0, v->last), type,
-                from, k * MHA__NR,
-                v->np % 3 == 1 ? fence_floats(v->f + 5, (size_t)k, v->last) : NULL,
-                v->np % 3 == 2 ? fence_floats(v->f + 5, (size_t)(v->np * MHA__NR), v->last) : NULL,
-                c, v->np % 2 ? x : NULL);
+                from, v->np % 3 ? MHA__NR : v->np * MHA__NR, v->np % 3 ? k * MHA__NR : MHA__NR, c,
+                v->np % 2 ? x : NULL);
     } else if (v->what == 8) {
         const int k = v->k / MHA__NR * MHA__NR, step = v->strided ? k + 5 : k;
         const size_t n_a = k ? 1 + at(v->kern, v->m - 1, k - 1) : 0;
