@@ -1950,10 +1950,10 @@ MHA__INLINE MHA__AVX512 __m512 mha__load_avx512(const mha_type type, const char 
         _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)at)));
 }
 
-/* R rows and P panels: as mha__narrow_rows_avx2. */
-MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const int R, const int P, int k,
-                                                     const float *a, mha_type type, const char *b,
-                                                     ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
+/* R rows and four panels: as mha__narrow_rows_avx2. */
+MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const int R, int k, const float *a,
+                                                     mha_type type, const char *b, ptrdiff_t b_row,
+                                                     ptrdiff_t b_panel, float *c,
                                                      const float *start)
 {
     const ptrdiff_t size = type == MHA_INT8 ? 1 : 2;
@@ -1963,7 +1963,7 @@ MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const int R, const int P, i
     for (i = 0; i < R; i++) {
         x = _mm512_set1_ps(start ? start[i] : 0.0f);
         MHA__UNROLL
-        for (p = 0; p < P; p++) {
+        for (p = 0; p < 4; p++) {
             const float *at = c + (p * MHA__AVX512_MR + i) * MHA__NR;
             acc[i][p] = start ? _mm512_mul_ps(_mm512_loadu_ps(at), x) : x;
         }
@@ -1972,7 +1972,7 @@ MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const int R, const int P, i
         n = k < MHA__NR ? k : MHA__NR;
         for (kk = 0; kk < n; kk++, a++, b += b_row * size) {
             MHA__UNROLL
-            for (p = 0; p < P; p++) {
+            for (p = 0; p < 4; p++) {
                 const char *at = b + p * b_panel * size;
                 if (type == MHA_F16) y = mha__load_avx512(MHA_F16, at);
                 else if (type == MHA_BF16) y = mha__load_avx512(MHA_BF16, at);
@@ -1986,7 +1986,7 @@ MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const int R, const int P, i
     MHA__UNROLL
     for (i = 0; i < R; i++) {
         MHA__UNROLL
-        for (p = 0; p < P; p++) _mm512_storeu_ps(c + (p * MHA__AVX512_MR + i) * MHA__NR, acc[i][p]);
+        for (p = 0; p < 4; p++) _mm512_storeu_ps(c + (p * MHA__AVX512_MR + i) * MHA__NR, acc[i][p]);
     }
 }
 
@@ -1994,29 +1994,22 @@ static MHA__AVX512 void mha__narrow_avx512(int m, int np, int k, const float *a,
                                            const void *b, ptrdiff_t b_row, ptrdiff_t b_panel,
                                            float *c, const float *start)
 {
+    const ptrdiff_t size = type == MHA_INT8 ? 1 : 2;
     const char *at = (const char *)b;
-    int did, i, rows, plain = m == 1 && !start;
-    for (; np > 0; np -= did, c += did * MHA__AVX512_MR * MHA__NR) {
-        did = np >= 4 ? 4 : 1;
+    int i, rows;
+    if (m == 1 && !start) { /* AVX2's is as fast, for halves faster: two conversions a cycle */
+        mha__narrow_avx2(1, np, k, a, type, b, b_row, b_panel, c, NULL);
+        return;
+    }
+    for (; np >= 4; np -= 4, at += 4 * b_panel * size, c += 4 * MHA__AVX512_MR * MHA__NR)
         for (i = 0; i < m; i += rows) {
             const float *x = a + i * MHA__NR, *first = start ? start + i : NULL;
-            float *z = c + i * MHA__NR;
             rows = m - i >= 4 ? 4 : 1;
-            switch (did * 8 + (plain ? 0 : rows)) {
-            case 32:
-                if (type == MHA_F16) mha__narrow_row_avx2(MHA_F16, 4, k, x, at, b_row, b_panel, z);
-                else if (type == MHA_BF16)
-                    mha__narrow_row_avx2(MHA_BF16, 4, k, x, at, b_row, b_panel, z);
-                else mha__narrow_row_avx2(MHA_INT8, 4, k, x, at, b_row, b_panel, z);
-                break;
-            case 36: mha__narrow_rows_avx512(4, 4, k, x, type, at, b_row, b_panel, z, first); break;
-            case 33: mha__narrow_rows_avx512(1, 4, k, x, type, at, b_row, b_panel, z, first); break;
-            case 12: mha__narrow_rows_avx512(4, 1, k, x, type, at, b_row, b_panel, z, first); break;
-            default: mha__narrow_rows_avx512(1, 1, k, x, type, at, b_row, b_panel, z, first); break;
-            }
+            if (rows == 4)
+                mha__narrow_rows_avx512(4, k, x, type, at, b_row, b_panel, c + i * MHA__NR, first);
+            else mha__narrow_rows_avx512(1, k, x, type, at, b_row, b_panel, c + i * MHA__NR, first);
         }
-        at += did * b_panel * (type == MHA_INT8 ? 1 : 2);
-    }
+    if (np) mha__narrow_avx2(m, np, k, a, type, at, b_row, b_panel, c, start);
 }
 
 static const mha__kernels mha__avx512 = {
