@@ -2729,14 +2729,16 @@ static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrd
     return r;
 }
 
-/* Asks for part of parts of np panels of kn rows ahead of their use. */
-static void mha__project_ahead(const float *w, ptrdiff_t panel, int np, ptrdiff_t kn,
-                               ptrdiff_t part, ptrdiff_t parts)
+/* Asks for part of parts of np panels of kn rows ahead of their use, every second line: the other
+   of a pair comes with it. This and all that only asks must be inlined: gcc drops calls of functions
+   that do nothing else. */
+MHA__INLINE void mha__project_ahead(const float *w, ptrdiff_t panel, int np, ptrdiff_t kn,
+                                    ptrdiff_t part, ptrdiff_t parts)
 {
     ptrdiff_t k;
     int p;
     for (p = 0; p < np; p++)
-        for (k = kn * part / parts; k < kn * (part + 1) / parts; k++)
+        for (k = kn * part / parts; k < kn * (part + 1) / parts; k += 2)
             MHA__PREFETCH_L2(w + p * panel + k * MHA__NR);
 }
 
@@ -2790,12 +2792,12 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                 for (i = 0; i < tiles; i++) {
                     m = (int)mha__min(kern->mr, rows - i * kern->mr);
                     /* The first tile to use a block of weights would wait for memory: each tile
-                       fetches some of the next block into L2. 5 % at 1024 rows; one or two tiles
-                       are at the speed of memory anyway. */
-                    if (tiles >= 4 && !compact && left > kn)
+                       fetches some of the next block into L2. 5 % at 1024 rows on Ice Lake, nothing
+                       on Zen; with fewer tiles it costs more than it brings. */
+                    if (tiles >= 24 && !compact && left > kn)
                         mha__project_ahead(w + (k0 + kn) * MHA__NR, job->k * MHA__NR, np,
                                            mha__min(MHA__K_BLOCK, left - kn), i, tiles);
-                    else if (tiles >= 4 && !compact && p + np < end)
+                    else if (tiles >= 24 && !compact && p + np < end)
                         mha__project_ahead(w + np * job->k * MHA__NR, job->k * MHA__NR,
                                            (int)mha__min(MHA__N_BLOCK, end - p - np),
                                            mha__min(MHA__K_BLOCK, job->k), i, tiles);
@@ -3342,73 +3344,72 @@ typedef struct mha__block {
     int scaled; /* INT8: numbers of key j are times k_scale[j], of value j times v_scale[j]: here
                    products with keys are, and weights before they meet values */
     float k_scale[MHA__KEYS], v_scale[MHA__KEYS];
+    int once;            /* only one tile uses the block, where it lies in the caller's memory */
+    const char *next;    /* then: keys that are needed after it, laid out alike; or null */
+    ptrdiff_t next_keys; /* so many */
 } mha__block;
 
+/* Keys that one tile alone uses come straight from memory, which is kept busy: the next MHA__AHEAD
+   rows, or twice as many compact keys, are asked for while these are worked on, 8 KiB at d = 64,
+   and the first keys of the next block or head while values are. The CPU's own prefetching stops
+   at the end of a page and where k begins again: one query over 1024 keys of 12 heads, in no cache,
+   is 1.8 times as fast. Panels of floats need no asking if they are read one after the other, not
+   four at a time (10 % of the time of a layer), nor do values. */
+#define MHA__AHEAD 32
+
+static ptrdiff_t mha__ahead(const mha__attend_job *job, ptrdiff_t n)
+{
+    return mha__min(n, job->k.type == MHA_F32 ? MHA__AHEAD : 2 * MHA__AHEAD);
+}
+
 /* Asks for n rows of so many bytes ahead of their use: into L2, as what is asked for L1 holds up
-   loads that wait for memory too. One query over keys in no cache is 1.35 times as fast so. */
-static void mha__fetch(const void *from, ptrdiff_t row, ptrdiff_t n, ptrdiff_t bytes)
+   loads that wait for memory too. */
+MHA__INLINE void mha__fetch(const void *from, ptrdiff_t row, ptrdiff_t n, ptrdiff_t bytes)
 {
     ptrdiff_t i, c;
     for (i = 0; i < n; i++)
         for (c = 0; c < bytes; c += 64) MHA__PREFETCH_L2((const char *)from + i * row + c);
 }
 
-/* Keys and values that are used by one tile alone come straight from memory, which is kept busy by
-   asking for the next MHA__AHEAD of them while these are worked on: 8 KiB at d = 64. The CPU's own
-   prefetching stops at the end of a page and where k ends and v begins. One query over 1024 keys of
-   12 heads: 1.7 times as fast. */
-#define MHA__AHEAD 32
-#define MHA__AHEAD_COMPACT 64
-
-/* Values j .. end-1 of a block, the first few of them. */
-static void mha__fetch_values(const mha__attend_job *job, const mha__block *block, ptrdiff_t j,
-                              ptrdiff_t end)
+/* The first few of n keys that lie as those of this block. */
+MHA__INLINE void mha__fetch_keys(const mha__attend_job *job, const mha__block *block,
+                                 const char *from, ptrdiff_t n)
 {
-    ptrdiff_t panels = mha__div_up(job->d_v, MHA__NR), c, line = MHA__NR * (ptrdiff_t)sizeof(float);
-    if (block->compact) {
-        line = MHA__NR * (ptrdiff_t)mha__type_size(job->v.type);
-        mha__fetch(block->v_at + j * line, job->v.c_hi / MHA__NR * line, panels,
-                   mha__min(MHA__AHEAD_COMPACT, end - j) * line);
-    } else {
-        for (c = 0; c < panels; c++)
-            mha__fetch(block->v + j * block->v_row + c * block->v_panel,
-                       block->v_row * (ptrdiff_t)sizeof(float), mha__min(MHA__AHEAD, end - j),
-                       line);
-    }
+    ptrdiff_t size = (ptrdiff_t)mha__type_size(job->k.type);
+    n = mha__ahead(job, n);
+    if (block->k_rows) mha__fetch(from, block->k_row * size, n, job->d_k * size);
+    else mha__fetch(from, 0, 1, mha__div_up(n, MHA__NR) * job->k.t_hi * size);
 }
 
 /* s [m,n] = q k^T, for keys from .. from + n - 1 of a block that only this tile uses, from a multiple
-   of 16; k is compact, or the caller's rows. */
+   of 16. */
 static void mha__products(const mha__attend_job *job, int m, const float *q,
                           const mha__block *block, ptrdiff_t from, ptrdiff_t n, float *s)
 {
     const mha__kernels *kern = job->kern;
-    ptrdiff_t full = n / MHA__NR, p, did, step = MHA__NR * block->k_row;
-    const float *row = block->k + from * block->k_row;
-    if (block->compact) {
-        ptrdiff_t panel = job->k.t_hi * (ptrdiff_t)mha__type_size(job->k.type);
-        const char *at = block->k_at + from / MHA__NR * panel;
-        full = mha__div_up(n, MHA__NR);
-        for (p = 0; p < full; p += did, at += did * panel, s += did * kern->mr * MHA__NR) {
-            did = mha__min(MHA__AHEAD_COMPACT / MHA__NR, full - p);
-            if (p + did == full) mha__fetch_values(job, block, from, from + n);
-            else
-                mha__fetch(at + did * panel, 0, 1,
-                           mha__min(MHA__AHEAD_COMPACT / MHA__NR, full - p - did) * panel);
+    ptrdiff_t panels = block->k_rows ? n / MHA__NR : mha__div_up(n, MHA__NR), p, did, left;
+    ptrdiff_t panel = (block->k_rows ? MHA__NR * block->k_row : job->k.t_hi) *
+                      (ptrdiff_t)mha__type_size(job->k.type);
+    const char *at = block->compact ? block->k_at : (const char *)block->k;
+    at += from / MHA__NR * panel;
+    for (p = 0; p < panels; p += did, at += did * panel, s += did * kern->mr * MHA__NR) {
+        did = mha__ahead(job, (panels - p) * MHA__NR) / MHA__NR;
+        left = panels - p - did;
+        if (left && block->compact) mha__fetch_keys(job, block, at + did * panel, left * MHA__NR);
+        if (block->k_rows)
+            kern->dots(m, (int)did, (int)job->d_k, q, (const float *)(const void *)at, block->k_row,
+                       left >= did ? (const float *)(const void *)(at + did * panel) : NULL, s);
+        else if (block->compact)
             kern->narrow(m, (int)did, (int)job->d_k, q, job->k.type, at, MHA__NR, job->k.t_hi, s,
                          NULL);
-        }
-        return;
+        else
+            kern->gemm(m, (int)did, (int)job->d_k, q, (const float *)(const void *)at, MHA__NR,
+                       job->k.t_hi, s, NULL);
     }
-    for (p = 0; p < full; p += did, row += did * step, s += did * kern->mr * MHA__NR) {
-        did = mha__min(MHA__AHEAD / MHA__NR, full - p);
-        if (p + did == full) mha__fetch_values(job, block, from, from + n);
-        kern->dots(m, (int)did, (int)job->d_k, q, row, block->k_row,
-                   p + 2 * did <= full ? row + did * step : NULL, s);
-    }
-    if (n % MHA__NR) { /* what does not fill a panel */
+    if (block->k_rows && n % MHA__NR) { /* what does not fill a panel */
         mha__place room = mha__place_keys(block->k_room, 1, MHA__NR, job->d_k);
-        mha__pack_head(kern, row, block->k_row, job->d_k, &room, 0, 0, 0, n % MHA__NR, 0);
+        mha__pack_head(kern, (const float *)(const void *)at, block->k_row, job->d_k, &room, 0, 0,
+                       0, n % MHA__NR, 0);
         kern->gemm(m, 1, (int)job->d_k, q, block->k_room, MHA__NR, 0, s, NULL);
     }
 }
@@ -3436,7 +3437,7 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, 
     n = hi - lo;
     np = (int)mha__div_up(n, MHA__NR);
     *from = (int)lo;
-    if (block->k_rows || block->compact) mha__products(job, m, q, block, lo, n, s);
+    if (block->once) mha__products(job, m, q, block, lo, n, s);
     else
         job->kern->gemm(m, np, (int)job->d_k, q, block->k + lo / MHA__NR * job->k.t_hi, MHA__NR,
                         job->k.t_hi, s, NULL);
@@ -3565,25 +3566,6 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
     u->rows = r;
 }
 
-/* o = start * o + s v, for keys from .. from + n - 1 of a block that only this tile uses. */
-static void mha__weighted(const mha__attend_job *job, int m, int n, const float *s,
-                          const mha__block *block, int from, float *o, const float *start)
-{
-    int panels = (int)mha__div_up(job->d_v, MHA__NR), j, did, end = from + n;
-    int most = block->compact ? MHA__AHEAD_COMPACT : MHA__AHEAD;
-    ptrdiff_t line = MHA__NR * (ptrdiff_t)mha__type_size(job->v.type);
-    for (j = from; j < end; j += did, s += did * job->kern->mr, start = mha__ones) {
-        did = end - j < most ? end - j : most;
-        mha__fetch_values(job, block, j + did, end);
-        if (block->compact)
-            job->kern->narrow(m, panels, did, s, job->v.type, block->v_at + j * line, MHA__NR,
-                              job->v.c_hi, o, start);
-        else
-            job->kern->gemm(m, panels, did, s, block->v + j * block->v_row, block->v_row,
-                            block->v_panel, o, start);
-    }
-}
-
 /* One block of keys, for all tiles. */
 static void mha__unit_block(mha__unit *u, const mha__block *block)
 {
@@ -3591,15 +3573,15 @@ static void mha__unit_block(mha__unit *u, const mha__block *block)
     const mha__kernels *kern = job->kern;
     float *q = u->q, *o = u->o, alpha[MHA__MR_MAX];
     ptrdiff_t r;
-    int from = 0, m, n, np;
+    int from = 0, m, n, np, panels = (int)mha__div_up(job->d_v, MHA__NR);
     for (r = 0; r < u->rows; r += m, q += u->qtile, o += u->otile) {
         mha__row *row = u->row + r;
         m = (int)mha__min(kern->mr, u->rows - r);
         n = mha__scores(job, u->b, row, m, block, u->unit, q, u->s, &from);
         if (n == 0) continue;
         if (u->careful) {
-            mha__careful_step(kern, m, n, (int)mha__div_up(job->d_v, MHA__NR), u->unit, u->s,
-                              block->v + from * block->v_row, block->v_row, block->v_panel,
+            mha__careful_step(kern, m, n, panels, u->unit, u->s, block->v + from * block->v_row,
+                              block->v_row, block->v_panel,
                               block->scaled ? block->v_scale + from : NULL, o, u->top + r,
                               u->sum + r);
             continue;
@@ -3607,12 +3589,14 @@ static void mha__unit_block(mha__unit *u, const mha__block *block)
         np = (n + MHA__NR - 1) / MHA__NR;
         kern->softmax(m, np, u->s, u->top + r, u->sum + r, alpha);
         if (block->scaled) kern->times(m, np, u->s, block->v_scale + from);
-        if (block->k_rows || block->compact)
-            mha__weighted(job, m, n, u->s, block, from, o, row->started ? alpha : NULL);
+        if (block->next) mha__fetch_keys(job, block, block->next, block->next_keys);
+        if (block->compact)
+            kern->narrow(m, panels, n, u->s, job->v.type,
+                         block->v_at + from * MHA__NR * (ptrdiff_t)mha__type_size(job->v.type),
+                         MHA__NR, job->v.c_hi, o, row->started ? alpha : NULL);
         else
-            kern->gemm(m, (int)mha__div_up(job->d_v, MHA__NR), n, u->s,
-                       block->v + from * block->v_row, block->v_row, block->v_panel, o,
-                       row->started ? alpha : NULL);
+            kern->gemm(m, panels, n, u->s, block->v + from * block->v_row, block->v_row,
+                       block->v_panel, o, row->started ? alpha : NULL);
         row->started = 1;
     }
 }
@@ -3685,12 +3669,13 @@ static int mha__unit_end(mha__unit *u)
     return all;
 }
 
-/* Where position t of head g of sequence b is in a compact cache; t is a multiple of 16. */
-static const char *mha__compact_at(const mha__place *x, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t)
+/* Where position t of head g of sequence b is in panels, compact or not; t is a multiple of 16. */
+static const char *mha__panel_at(const mha__place *x, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t)
 {
-    ptrdiff_t slot = x->ring ? t % x->ring : t;
-    return (const char *)x->compact + (b * x->batch + g * x->head + slot / MHA__NR * x->t_hi) *
-                                          (ptrdiff_t)mha__type_size(x->type);
+    ptrdiff_t slot = (x->origin ? x->origin[b] : 0) + (x->ring ? t % x->ring : t);
+    return (x->type == MHA_F32 ? (const char *)x->data : (const char *)x->compact) +
+           (b * x->batch + g * x->head + slot / MHA__NR * x->t_hi) *
+               (ptrdiff_t)mha__type_size(x->type);
 }
 
 /* Of a block, the scales of t0 .. t1-1, and 0 for the rest: there may be none after the last key. */
@@ -3711,7 +3696,7 @@ static void mha__widen_keys(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g
 {
     ptrdiff_t t;
     for (t = t0; t < t1; t += MHA__NR)
-        job->kern->widen(job->k.type, job->d_k, mha__compact_at(&job->k, b, g, t),
+        job->kern->widen(job->k.type, job->d_k, mha__panel_at(&job->k, b, g, t),
                          room + (t - j0) / MHA__NR * job->k.t_hi);
 }
 
@@ -3719,7 +3704,7 @@ static void mha__widen_values(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
                               ptrdiff_t t0, ptrdiff_t t1, float *room)
 {
     const mha__place *v = &job->v;
-    const char *from = mha__compact_at(v, b, g, t0);
+    const char *from = mha__panel_at(v, b, g, t0);
     ptrdiff_t p;
     for (p = 0; p < mha__div_up(job->d_v, MHA__NR); p++)
         job->kern->widen(v->type, t1 - t0, from + p * v->c_hi * (ptrdiff_t)mha__type_size(v->type),
@@ -3743,25 +3728,35 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
             ptrdiff_t from = mha__max(j0, lo / MHA__NR * MHA__NR);
             int compact = k->type != MHA_F32;
             /* one tile: k and v are read once, so they may as well be where they are */
-            int alone = lazy && u.rows <= job->kern->mr;
+            int alone = u.rows <= job->kern->mr;
             mha__block block;
             block.j0 = j0;
             block.k = k->data + (lazy ? 0 : at / MHA__NR * k->t_hi);
-            block.k_rows = alone && !compact && job->kern->dots && job->d_k % MHA__NR == 0;
+            block.k_rows = lazy && alone && !compact && job->kern->dots && job->d_k % MHA__NR == 0;
             block.k_row = 0;
             block.k_room = k->data;
             block.v = v->data + (lazy ? 0 : at * MHA__NR);
             block.v_row = MHA__NR;
             block.v_panel = v->c_hi;
             block.compact = alone && compact && job->kern->narrow && !careful;
+            block.once = block.k_rows || block.compact || (alone && !lazy && !job->local);
+            block.next = NULL;
+            if (block.once && (to < hi || g + 1 < job->kv_heads)) {
+                ptrdiff_t next = to < hi ? to : lo / MHA__NR * MHA__NR, head = to < hi ? g : g + 1;
+                const float *rows = job->k_from;
+                if (block.k_rows) rows += mha__at(&job->k_stride, job->cu_k, b, head, next);
+                block.next =
+                    block.k_rows ? (const char *)rows : mha__panel_at(&job->k, b, head, next);
+                block.next_keys = hi - next;
+            }
             block.scaled = k->type == MHA_INT8;
             if (block.scaled) {
                 mha__scales(&job->k, b, g, job->kv_heads, j0, from, to, block.k_scale);
                 mha__scales(&job->v, b, g, job->kv_heads, j0, from, to, block.v_scale);
             }
             if (block.compact) {
-                block.k_at = mha__compact_at(&job->k, b, g, j0);
-                block.v_at = mha__compact_at(&job->v, b, g, j0);
+                block.k_at = mha__panel_at(&job->k, b, g, j0);
+                block.v_at = mha__panel_at(&job->v, b, g, j0);
             } else if (block.k_rows) {
                 block.k = job->k_from + mha__at(&job->k_stride, job->cu_k, b, g, j0);
                 block.k_row = job->k_stride.seq;
@@ -3770,7 +3765,7 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
             } else if (lazy) {
                 mha__pack_k(job, b, g, from, to, k, j0);
             }
-            if (job->v_rows || (alone && !compact && job->d_v % MHA__NR == 0)) {
+            if (job->v_rows || (lazy && alone && !compact && job->d_v % MHA__NR == 0)) {
                 block.v = job->v_from + mha__at(&job->v_stride, job->cu_k, b, g, j0);
                 block.v_row = job->v_stride.seq;
                 block.v_panel = MHA__NR;
