@@ -3739,7 +3739,8 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
             block.v_row = MHA__NR;
             block.v_panel = v->c_hi;
             block.compact = alone && compact && job->kern->narrow && !careful;
-            block.once = block.k_rows || block.compact || (alone && !lazy && !job->local);
+            block.once =
+                block.k_rows || block.compact || (alone && !lazy && !job->local && job->tiles == 1);
             block.next = NULL;
             if (block.once && (to < hi || g + 1 < job->kv_heads)) {
                 ptrdiff_t next = to < hi ? to : lo / MHA__NR * MHA__NR, head = to < hi ? g : g + 1;
