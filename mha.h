@@ -2510,6 +2510,11 @@ typedef struct mha__matrix {
 
 #define MHA__N_BLOCK 4 /* panels of a group, and per pass: what the 6x64 tile of AVX-512 takes */
 
+static ptrdiff_t mha__matrix_groups(const mha__matrix *m)
+{
+    return mha__div_up(m->heads * m->head_panels, MHA__N_BLOCK);
+}
+
 /* Numbers from a row of panel p to the next, and where the panel begins. */
 static ptrdiff_t mha__matrix_row(const mha__matrix *m, ptrdiff_t p)
 {
@@ -2772,10 +2777,9 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
             ptrdiff_t at = mha__matrix_at(mat, p), row = mha__matrix_row(mat, p);
             ptrdiff_t size = (ptrdiff_t)mha__type_size(mat->type);
             ptrdiff_t panel = compact ? MHA__NR : job->k * MHA__NR;
-            ptrdiff_t aside = compact ? p % MHA__N_BLOCK * MHA__NR : 0; /* from its group's start */
             const char *from = (const char *)mat->w + at * size;
             const float *w = (const float *)mat->w + (compact ? 0 : at);
-            np = (int)mha__min(MHA__N_BLOCK - p % MHA__N_BLOCK, end - p);
+            np = (int)mha__min(MHA__N_BLOCK, end - p);
             if (compact && rows == 1 && kern->narrow && job->k < INT_MAX / 64) {
                 kern->narrow(1, np, (int)job->k, a, mat->type, from, row, panel, c, NULL);
                 if (mat->scale) kern->times(1, np, c, mat->scale + p * MHA__NR);
@@ -2784,11 +2788,10 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
             }
             for (k0 = stored = 0; k0 < job->k; k0 += block) {
                 ptrdiff_t left = job->k - k0;
-                const float *wk = compact ? wide + aside : w + k0 * MHA__NR;
+                const float *wk = compact ? wide : w + k0 * MHA__NR;
                 kn = (int)mha__min(block, left);
                 if (compact)
-                    kern->widen(mat->type, kn * row / MHA__NR, from + (k0 * row - aside) * size,
-                                wide);
+                    kern->widen(mat->type, kn * row / MHA__NR, from + k0 * row * size, wide);
                 for (i = 0; i < tiles; i++) {
                     m = (int)mha__min(kern->mr, rows - i * kern->mr);
                     /* The first tile to use a block of weights would wait for memory: each tile
@@ -2812,7 +2815,7 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                 }
             }
         }
-        base += panels;
+        base += mha__matrix_groups(mat) * MHA__N_BLOCK;
     }
 }
 
@@ -2839,7 +2842,7 @@ static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t bat
     for (i = 0; i < n; i++) {
         job.mat[i] = mat[i];
         job.to[i] = to[i];
-        job.panels += mat[i]->heads * mat[i]->head_panels;
+        job.panels += mha__matrix_groups(mat[i]) * MHA__N_BLOCK;
     }
     blocks = mha__div_up(mha__div_up(job.rows, MHA__M_BLOCK), threads) * threads;
     job.row_block = mha__div_up(mha__div_up(job.rows, blocks), kern->mr) * kern->mr;
