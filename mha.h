@@ -3745,7 +3745,7 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
             block.once =
                 block.k_rows || block.compact || (alone && !lazy && !job->local && job->tiles == 1);
             block.next = NULL;
-            if (block.once && (to < hi || g + 1 < job->kv_heads)) {
+            if ((block.k_rows || block.compact) && (to < hi || g + 1 < job->kv_heads)) {
                 ptrdiff_t next = to < hi ? to : lo / MHA__NR * MHA__NR, head = to < hi ? g : g + 1;
                 const float *rows = job->k_from;
                 if (block.k_rows) rows += mha__at(&job->k_stride, job->cu_k, b, head, next);
