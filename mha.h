@@ -509,7 +509,7 @@ MHA_API mha_status mha_cache_init(mha_cache **cache, void *buffer, size_t bytes,
 /* Projects args.source (or, if that is null, args.x) and appends keys and values to args.cache: no
    queries, no y; mask and cache_only do not matter. For cross-attention: once per source, then
    mha_forward with cache_only = 1 as often as needed. The workspace of mha_workspace_size for the
-   same args, cache_only = 0, is enough. */
+   same args without a mask, cache_only = 0, is enough. */
 MHA_API mha_status mha_cache_append(const mha_layer *layer, const mha_args *args);
 
 /* Tokens that sequence slot holds (of a ring: has had); -1 if there is no such slot. */
@@ -593,8 +593,8 @@ MHA_API mha_status mha_merge(int batch, int heads, int seq, int d, const float *
 
 /* 1. x [B,T,D] -> q [B,T,H*d_k];  source [B,S,d_source] -> k [B,S,G*d_k], v [B,S,G*d_v], q and k
    normed and rotated as the layer says. Uses batch, seq, source_seq, x, source, source_v, cu_seq,
-   cu_source, positions, source_positions, workspace and parallel of args; q, k or v may be null if
-   not wanted. The workspace of mha_forward is enough. No cache. */
+   cu_source, positions, source_positions, workspace and parallel of args, and checks the rest; q, k
+   or v may be null if not wanted. The workspace of mha_forward is enough. No cache. */
 MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args, float *q, float *k,
                                    float *v);
 
