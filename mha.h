@@ -688,9 +688,12 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 #else
 #define MHA__INLINE static inline __attribute__((always_inline))
 #endif
-#else
+#elif defined(_MSC_VER)
 #define MHA__TARGET(isa)
 #define MHA__INLINE static __forceinline
+#else
+#define MHA__TARGET(isa)
+#define MHA__INLINE static
 #endif
 
 /* Loops over accumulators must be unrolled whole, or gcc -O2 keeps them in memory: a third of the
