@@ -3675,13 +3675,12 @@ static int mha__unit_end(mha__unit *u)
     return all;
 }
 
-/* Where position t of head g of sequence b is in panels, compact or not; t is a multiple of 16. */
-static const char *mha__panel_at(const mha__place *x, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t)
+/* Where position t of head g of sequence b is in a compact cache; t is a multiple of 16. */
+static const char *mha__compact_at(const mha__place *x, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t)
 {
-    ptrdiff_t slot = (x->origin ? x->origin[b] : 0) + (x->ring ? t % x->ring : t);
-    return (x->type == MHA_F32 ? (const char *)x->data : (const char *)x->compact) +
-           (b * x->batch + g * x->head + slot / MHA__NR * x->t_hi) *
-               (ptrdiff_t)mha__type_size(x->type);
+    ptrdiff_t slot = x->ring ? t % x->ring : t;
+    return (const char *)x->compact + (b * x->batch + g * x->head + slot / MHA__NR * x->t_hi) *
+                                          (ptrdiff_t)mha__type_size(x->type);
 }
 
 /* Of a block, the scales of t0 .. t1-1, and 0 for the rest: there may be none after the last key. */
@@ -3690,9 +3689,8 @@ static void mha__scales(const mha__place *x, ptrdiff_t b, ptrdiff_t g, ptrdiff_t
 {
     ptrdiff_t slot = x->ring ? t0 % x->ring : t0;
     memset(to, 0, MHA__KEYS * sizeof(float));
-    if (t0 < t1)
-        memcpy(to + t0 - j0, x->scale + (b * heads + g) * x->scales + slot,
-               (size_t)(t1 - t0) * sizeof(float));
+    memcpy(to + t0 - j0, x->scale + (b * heads + g) * x->scales + slot,
+           (size_t)(t1 - t0) * sizeof(float));
 }
 
 /* Compact keys or values t0 .. t1-1 of head g of sequence b as floats in room, laid out as a block
@@ -3702,7 +3700,7 @@ static void mha__widen_keys(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g
 {
     ptrdiff_t t;
     for (t = t0; t < t1; t += MHA__NR)
-        job->kern->widen(job->k.type, job->d_k, mha__panel_at(&job->k, b, g, t),
+        job->kern->widen(job->k.type, job->d_k, mha__compact_at(&job->k, b, g, t),
                          room + (t - j0) / MHA__NR * job->k.t_hi);
 }
 
@@ -3710,7 +3708,7 @@ static void mha__widen_values(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
                               ptrdiff_t t0, ptrdiff_t t1, float *room)
 {
     const mha__place *v = &job->v;
-    const char *from = mha__panel_at(v, b, g, t0);
+    const char *from = mha__compact_at(v, b, g, t0);
     ptrdiff_t p;
     for (p = 0; p < mha__div_up(job->d_v, MHA__NR); p++)
         job->kern->widen(v->type, t1 - t0, from + p * v->c_hi * (ptrdiff_t)mha__type_size(v->type),
@@ -3753,7 +3751,7 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
                 const float *rows = job->k_from;
                 if (block.k_rows) rows += mha__at(&job->k_stride, job->cu_k, b, head, next);
                 block.next =
-                    block.k_rows ? (const char *)rows : mha__panel_at(&job->k, b, head, next);
+                    block.k_rows ? (const char *)rows : mha__compact_at(&job->k, b, head, next);
                 block.next_keys = hi - next;
             }
             block.scaled = k->type == MHA_INT8;
@@ -3762,8 +3760,8 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
                 mha__scales(&job->v, b, g, job->kv_heads, j0, from, to, block.v_scale);
             }
             if (block.compact) {
-                block.k_at = mha__panel_at(&job->k, b, g, j0);
-                block.v_at = mha__panel_at(&job->v, b, g, j0);
+                block.k_at = mha__compact_at(&job->k, b, g, j0);
+                block.v_at = mha__compact_at(&job->v, b, g, j0);
             } else if (block.k_rows) {
                 block.k = job->k_from + mha__at(&job->k_stride, job->cu_k, b, g, j0);
                 block.k_row = job->k_stride.seq;

@@ -43,6 +43,11 @@ EQUIVALENT = [
      "they are equal here"),
     (r"mha__fail\(.*, 0\);$", r"\b1(, 0)?\);$", "a number that the sentence has no place for"),
     (r"mha__why_make\(NULL, 0\)", r"NULL, 1\)", "no sentence is asked for, of whatever size"),
+    (r"^mha__weights_unit: .*from = 0;", "from = 1;", "it is not read until mha__scores has set it"),
+    (r"b = \(r0 \+ from\) / job->seq;", "", "it is counted up from there"),
+    (r"plan->lane = 0;", "= 1;", "it is rounded up to cache lines"),
+    (r"j < MHA__NR && c \+ n \* MHA__NR \+ j < d", "i < MHA__NR",
+     "what is written past a panel is overwritten by the next, and ends with d"),
 ]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
