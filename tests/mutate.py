@@ -26,6 +26,7 @@ EQUIVALENT = [
     (r"^mha__(project_ahead|fetch\w*|ahead):|MHA__PREFETCH|mha__project_ahead|block(\.|->)next", "",
      "asks for memory ahead of its use: speed only"),
     (r"alone && !lazy && !job->local && job->tiles == 1", "", "two ways to the same bits"),
+    (r"block.k_rows \|\| block.compact\) && \(to < hi \|\|", "", "only for what is asked ahead"),
     (r"pool->turns \+ 1", "pool->turns - 1", "that it changes is all that counts"),
     ("^mha__project_unit: continue;", "", "the same bits are computed and stored once more"),
     (r"0x7e00u|0x7fc00000u", "0x7e01u|0x7fc00001u", "any NaN will do"),

@@ -76,6 +76,7 @@ TEST sentence(check_fn *check, const void *ctx, mha_status want, const char *wor
         ASSERT_STR_EQ("", why);
     } else {
         ASSERT(why[0] != '\0');
+        ASSERTm("a place for a name or a number is left", !strpbrk(why, "@#"));
         if (!has_words(why, words)) {
             printf("\n  \"%s\"\n  has not all of: %s\n", why, words);
             FAILm("sentence");
