@@ -681,8 +681,11 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 #endif
 #endif
 
+/* MHA__APART: what runs once a call, or a few times, stays a function; inlined wherever it is called
+   it would be a tenth of the time that this header takes to compile. */
 #if defined(__GNUC__) || defined(__clang__)
 #define MHA__TARGET(isa) __attribute__((target(isa)))
+#define MHA__APART static __attribute__((noinline))
 #ifdef MHA__SANITIZED
 #define MHA__INLINE static inline
 #else
@@ -690,9 +693,11 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 #endif
 #elif defined(_MSC_VER)
 #define MHA__TARGET(isa)
+#define MHA__APART static __declspec(noinline)
 #define MHA__INLINE static __forceinline
 #else
 #define MHA__TARGET(isa)
+#define MHA__APART static
 #define MHA__INLINE static
 #endif
 
@@ -845,7 +850,7 @@ static ptrdiff_t mha__div_up(ptrdiff_t a, ptrdiff_t b)
 #define MHA__TOO_BIG SIZE_MAX
 #define MHA__BIGGEST (SIZE_MAX / 2) /* PTRDIFF_MAX: the largest object there can be */
 
-static size_t mha__mul(size_t a, size_t b)
+MHA__APART size_t mha__mul(size_t a, size_t b)
 {
     return a != 0 && b > MHA__BIGGEST / a ? MHA__TOO_BIG : a * b;
 }
@@ -856,17 +861,19 @@ static size_t mha__add(size_t a, size_t b)
 }
 
 /* bytes of a float tensor [a,b,c,d]; sizes are not negative */
-static size_t mha__floats(ptrdiff_t a, ptrdiff_t b, ptrdiff_t c, ptrdiff_t d)
+MHA__APART size_t mha__floats(ptrdiff_t a, ptrdiff_t b, ptrdiff_t c, ptrdiff_t d)
 {
+    const ptrdiff_t limit = (ptrdiff_t)1 << (2 * sizeof(size_t) - 1);
+    if ((a | b | c | d) < limit) return (size_t)(a * b * c * d) * sizeof(float); /* no division */
     return mha__mul(mha__mul(mha__mul((size_t)a, (size_t)b), mha__mul((size_t)c, (size_t)d)),
                     sizeof(float));
 }
 
 /* Takes bytes from the end of a plan of *total bytes, in whole cache lines; gives the offset. */
-static size_t mha__take(size_t *total, size_t bytes)
+MHA__APART size_t mha__take(size_t *total, size_t bytes)
 {
     size_t at = *total;
-    *total = mha__add(at, mha__mul(mha__add(bytes, 63) / 64, 64));
+    *total = mha__add(at, mha__add(bytes, 63) / 64 * 64); /* too big stays too big */
     return at;
 }
 
@@ -916,7 +923,7 @@ static mha_status mha__fail(mha__why *why, mha_status status, const char *text, 
     return status;
 }
 
-static mha__why mha__why_make(char *at, size_t size)
+MHA__APART mha__why mha__why_make(char *at, size_t size)
 {
     mha__why why;
     why.at = size ? at : NULL;
@@ -1811,11 +1818,8 @@ static MHA__AVX512 void mha__gemm_avx512(int m, int np, int k, const float *a, c
         case 33: mha__rows_avx512(1, 4, k, a, b, b_row, b_panel, c, start); break;
         case 22: mha__rows_avx512(6, 2, k, a, b, b_row, b_panel, c, start); break;
         case 14: mha__rows_avx512(6, 1, k, a, b, b_row, b_panel, c, start); break;
-        case 13: mha__rows_avx512(5, 1, k, a, b, b_row, b_panel, c, start); break;
         case 12: mha__rows_avx512(4, 1, k, a, b, b_row, b_panel, c, start); break;
-        case 11: mha__rows_avx512(3, 1, k, a, b, b_row, b_panel, c, start); break;
-        case 10: mha__rows_avx512(2, 1, k, a, b, b_row, b_panel, c, start); break;
-        default: mha__rows_avx512(1, 1, k, a, b, b_row, b_panel, c, start); break;
+        default: mha__gemm_avx2(m, did = np, k, a, b, b_row, b_panel, c, start);
         }
     }
 }
@@ -2394,7 +2398,7 @@ static mha__place mha__place_rows(float *data, mha_stride s, const int *cu)
 }
 
 /* keys as the right operand of q k^T: panels of 16 keys, [G][S/16][d][16] */
-static mha__place mha__place_keys(float *data, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
+MHA__APART mha__place mha__place_keys(float *data, ptrdiff_t heads, ptrdiff_t seq, ptrdiff_t d)
 {
     mha__place p = mha__place_make(data);
     p.t_hi = d * MHA__NR;
@@ -2532,7 +2536,7 @@ static ptrdiff_t mha__matrix_at(const mha__matrix *m, ptrdiff_t p)
     return (first * m->in + p - first) * MHA__NR;
 }
 
-static mha__matrix mha__matrix_make(mha_type type, ptrdiff_t in, ptrdiff_t heads, ptrdiff_t d)
+MHA__APART mha__matrix mha__matrix_make(mha_type type, ptrdiff_t in, ptrdiff_t heads, ptrdiff_t d)
 {
     mha__matrix m;
     m.type = type;
@@ -3307,9 +3311,9 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
 #define MHA__CAREFUL (1.0f / 16.0f)
 
 /* kern->softmax and kern->gemm of one tile, o = alpha * o + softmax(s) v, over n keys. */
-static void mha__careful_step(const mha__kernels *kern, int m, int n, int panels, float unit,
-                              float *s, const float *v, ptrdiff_t v_row, ptrdiff_t v_panel,
-                              const float *v_scale, float *o, float *top, float *sum)
+MHA__APART void mha__careful_step(const mha__kernels *kern, int m, int n, int panels, float unit,
+                                  float *s, const float *v, ptrdiff_t v_row, ptrdiff_t v_panel,
+                                  const float *v_scale, float *o, float *top, float *sum)
 {
     int np = (n + MHA__NR - 1) / MHA__NR, mr = kern->mr, i, j;
     for (i = 0; i < m; i++) {
@@ -3480,7 +3484,7 @@ typedef struct mha__unit {
 
 /* Row r, which is row n of its tile, before it sees a key: the scores that have none. They are a
    sink, a key and value of the layer's own, and a key and value of zeros, if they are there. */
-static void mha__row_start(mha__unit *u, ptrdiff_t r, ptrdiff_t n, const float *q)
+MHA__APART void mha__row_start(mha__unit *u, ptrdiff_t r, ptrdiff_t n, const float *q)
 {
     const mha__attend_job *job = u->job;
     ptrdiff_t h = u->row[r].head, g = u->g, mr = job->kern->mr, c;
@@ -3520,8 +3524,8 @@ static void mha__row_start(mha__unit *u, ptrdiff_t r, ptrdiff_t n, const float *
 }
 
 /* Lays out the scratch, packs q. Rows whose gate is 0 are left out: they are zeros. */
-static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g,
-                            ptrdiff_t i0, float *scratch, int careful)
+MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g,
+                                ptrdiff_t i0, float *scratch, int careful)
 {
     ptrdiff_t group = job->heads / job->kv_heads, mr = job->kern->mr, tiles, r, h, i, n;
     int start = job->sink || job->bias_k || job->zero_attn;
@@ -3573,7 +3577,7 @@ static void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t 
 }
 
 /* One block of keys, for all tiles. */
-static void mha__unit_block(mha__unit *u, const mha__block *block)
+MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
 {
     const mha__attend_job *job = u->job;
     const mha__kernels *kern = job->kern;
@@ -3635,7 +3639,7 @@ static int mha__unit_good(const mha__unit *u)
 }
 
 /* Writes the results of the rows that have none yet. Returns 0 if a row has to be done again. */
-static int mha__unit_end(mha__unit *u)
+MHA__APART int mha__unit_end(mha__unit *u)
 {
     const mha__attend_job *job = u->job;
     ptrdiff_t mr = job->kern->mr, r, n, c;
@@ -4102,7 +4106,7 @@ static size_t mha__cache_part(const mha_cache *c, int part)
     return c->cfg.type == MHA_INT8 ? mha__floats(c->kv_heads, c->places, 1, 1) : 0;
 }
 
-static char *mha__cache_at(const mha_cache *c, int part, int slot)
+MHA__APART char *mha__cache_at(const mha_cache *c, int part, int slot)
 {
     char *base = part == 0   ? c->k
                  : part == 1 ? c->v
@@ -4314,7 +4318,7 @@ MHA_API const char *mha_isa_name(mha_isa isa)
 /* ---- checks shared by all entry points ------------------------------------------------ */
 
 /* A size: at least low. */
-static mha_status mha__check_size(mha__why *why, const char *name, int n, int low)
+MHA__APART mha_status mha__check_size(mha__why *why, const char *name, int n, int low)
 {
     if (n >= low) return MHA_OK;
     return mha__fail(why, MHA_ERR_SIZE, "@ is #; it must be at least #", name, n, low);
@@ -4339,7 +4343,8 @@ static mha_status mha__check_tensor(mha__why *why, const char *name, const void 
 }
 
 /* A pointer to floats, however many. */
-static mha_status mha__check_floats(mha__why *why, const char *name, const void *p, int required)
+MHA__APART mha_status mha__check_floats(mha__why *why, const char *name, const void *p,
+                                        int required)
 {
     return mha__check_tensor(why, name, p, required, 1, 1, 1, 1);
 }
@@ -4381,7 +4386,7 @@ static mha_status mha__check_heads(mha__why *why, const char *heads_name, int he
 }
 
 /* A pointer to ints, however many. */
-static mha_status mha__check_ints(mha__why *why, const char *name, const int *p)
+MHA__APART mha_status mha__check_ints(mha__why *why, const char *name, const int *p)
 {
     if ((uintptr_t)p % sizeof(int) == 0) return MHA_OK;
     return mha__fail(why, MHA_ERR_ALIGN, "@ is not aligned to # bytes", name,
@@ -4389,7 +4394,7 @@ static mha_status mha__check_ints(mha__why *why, const char *name, const int *p)
 }
 
 /* A switch. */
-static mha_status mha__check_flag(mha__why *why, const char *name, int x)
+MHA__APART mha_status mha__check_flag(mha__why *why, const char *name, int x)
 {
     if (x == 0 || x == 1) return MHA_OK;
     return mha__fail(why, MHA_ERR_VALUE, "@ is #; it must be 0 or 1", name, x, 0);
@@ -4404,7 +4409,7 @@ static mha_status mha__check_number(mha__why *why, const char *name, float x, in
     return mha__fail(why, MHA_ERR_VALUE, "@ is less than #", name, low, 0);
 }
 
-static mha_status mha__check_softcap(mha__why *why, float x)
+MHA__APART mha_status mha__check_softcap(mha__why *why, float x)
 {
     mha_status st = mha__check_number(why, "softcap", x, 0);
     if (st != MHA_OK || x <= (float)1e30) return st; /* rounded, where constants are kept wider */
@@ -4412,7 +4417,7 @@ static mha_status mha__check_softcap(mha__why *why, float x)
                      0, 0);
 }
 
-static mha_status mha__check_type(mha__why *why, const char *name, mha_type type)
+MHA__APART mha_status mha__check_type(mha__why *why, const char *name, mha_type type)
 {
     if ((unsigned)type <= (unsigned)MHA_INT8) return MHA_OK;
     return mha__fail(why, MHA_ERR_ENUM, "@ is #, which is no mha_type", name, (int)type, 0);
@@ -4524,7 +4529,7 @@ static mha_status mha__check_workspace(mha__why *why, const void *ws, size_t siz
 }
 
 /* The caller's workspace, or one from MHA_MALLOC, which mha__close gives back. */
-static char *mha__open(void *ws, size_t need, void **owned)
+MHA__APART char *mha__open(void *ws, size_t need, void **owned)
 {
     *owned = NULL;
 #ifndef MHA_NO_MALLOC
@@ -4534,7 +4539,7 @@ static char *mha__open(void *ws, size_t need, void **owned)
     return ws ? mha__align(ws) : NULL;
 }
 
-static void mha__close(void *owned)
+MHA__APART void mha__close(void *owned)
 {
 #ifndef MHA_NO_MALLOC
     if (owned) MHA_FREE(owned);
@@ -5100,8 +5105,8 @@ static mha_status mha__weights_check(mha__why *why, const mha_config *cfg, const
     return mha__check_floats(why, "weights.b_qkv", w->b_qkv, 0);
 }
 
-static mha_status mha__layer_resolve(mha__why *why, const mha_config *cfg, const mha_weights *w,
-                                     mha_config *r, mha__layer_plan *plan)
+MHA__APART mha_status mha__layer_resolve(mha__why *why, const mha_config *cfg, const mha_weights *w,
+                                         mha_config *r, mha__layer_plan *plan)
 {
     mha_status st;
     if ((st = mha__config_resolve(why, cfg, r)) != MHA_OK) return st;
@@ -5579,8 +5584,8 @@ static mha_stride mha__stride_make(ptrdiff_t batch, ptrdiff_t head, ptrdiff_t se
 }
 
 /* rows of heads side by side, [B,T,heads*d] */
-static mha__place mha__place_concat(const float *data, ptrdiff_t seq, ptrdiff_t heads, ptrdiff_t d,
-                                    const int *cu)
+MHA__APART mha__place mha__place_concat(const float *data, ptrdiff_t seq, ptrdiff_t heads,
+                                        ptrdiff_t d, const int *cu)
 {
     return mha__place_rows((float *)(uintptr_t)data,
                            mha__stride_make(seq * heads * d, d, heads * d), cu);
