@@ -13,7 +13,7 @@
 #define MHA_IMPLEMENTATION
 #include <limits.h>
 
-#include "oracle.h"
+#include "frame.h"
 
 #ifdef FUZZ_MAIN
 #include <dirent.h>
@@ -293,71 +293,11 @@ static ptrdiff_t row_at(const view *v, const int *cu, int b, int h, int t)
            (cu ? cu[b] + t : t) * v->step[2];
 }
 
-/* ---- which queries and keys there are, and which of them meet ------------------------------ */
+/* ---- which queries and keys there are, and which of them meet: frame.h --------------------- */
 
-typedef struct frame {
-    int B, H, T, S; /* T and S: of the longest sequence */
-    const int *cu_q, *cu_k;
-    const mha_mask *mask;
-    const float *gate;
-    mha_gate_stride gate_stride;
-    int asked;   /* attn, attn_mean or lse is wanted: a gate of 0 skips nothing */
-    float *bias; /* the additive mask, all of it */
-    int far;     /* times log2(e) it can be -inf: then a key weighs 0, and is not read */
-    view bias_view;
-} frame;
-
-static int q_len(const frame *f, int b)
-{
-    return f->cu_q ? f->cu_q[b + 1] - f->cu_q[b] : f->T;
-}
-
-static int k_len(const frame *f, int b)
-{
-    return f->cu_k ? f->cu_k[b + 1] - f->cu_k[b] : f->S;
-}
-
-static int q_total(const frame *f)
-{
-    return f->cu_q ? f->cu_q[f->B] : f->B * f->T;
-}
-
-static int k_total(const frame *f)
-{
-    return f->cu_k ? f->cu_k[f->B] : f->B * f->S;
-}
-
-static int q_token(const frame *f, int b, int t)
-{
-    return f->cu_q ? f->cu_q[b] + t : b * f->T + t;
-}
-
-static int k_token(const frame *f, int b, int j)
-{
-    return f->cu_k ? f->cu_k[b] + j : b * f->S + j;
-}
-
-/* Of lse: [B,H,T], or [H,seq] with cu_seq. */
-static size_t q_row(const frame *f, int b, int h, int t)
-{
-    return (size_t)(f->cu_q ? h * f->cu_q[f->B] + f->cu_q[b] + t : (b * f->H + h) * f->T + t);
-}
-
-static int gate_open(const frame *f, int b, int h, int t)
-{
-    return (bits_f(oracle_gate(f->gate, f->gate_stride, f->cu_q, b, h, t)) << 1) != 0;
-}
-
-static int sees(const frame *f, int b, int h, int t, int j)
-{
-    return oracle_visible(f->mask, q_len(f, b), k_len(f, b), f->S, b, h, t, j);
-}
-
-/* The same, but for rows that are not computed. */
-static int looks(const frame *f, int b, int h, int t, int j)
-{
-    return (f->asked || gate_open(f, b, h, t)) && sees(f, b, h, t, j);
-}
+/* The additive mask that was picked last, all of it; null: there is none. */
+static float *bias;
+static view bias_view;
 
 /* Lengths of B sequences, none above *longest, which becomes the longest. */
 static int *pick_cu(int B, int *longest)
@@ -379,7 +319,7 @@ static int pick_reach(int longest)
     return kind == 0 ? -1 : kind == 1 ? INT_MAX : kind < 6 ? pick(0, 5) : pick(0, longest + 1);
 }
 
-/* cached: without what a cache refuses. bias is kept in f. */
+/* cached: without what a cache refuses. */
 static void pick_mask(frame *f, mha_mask *m, int cached, int *sized)
 {
     static const int density[] = { 90, 100, 50, 5 };
@@ -387,6 +327,7 @@ static void pick_mask(frame *f, mha_mask *m, int cached, int *sized)
     const int B = f->B, T = f->T, S = f->S, extent[4] = { B, f->H, T, S };
     memset(m, 0, sizeof *m);
     f->mask = m;
+    bias = NULL;
     if (chance(40)) m->causal = !cached && chance(30) ? MHA_CAUSAL_UPPER_LEFT : MHA_CAUSAL;
     if (!cached && chance(25)) {
         int *len = take_ints((size_t)B);
@@ -434,13 +375,13 @@ static void pick_mask(frame *f, mha_mask *m, int cached, int *sized)
             v.n = (size_t)T * (size_t)S, v.origin = 0;
             v.step[0] = v.step[1] = 0, v.step[2] = S, v.step[3] = 1;
         }
-        f->bias = take_floats(v.n);
-        f->bias_view = v;
+        bias = take_floats(v.n);
+        bias_view = v;
         for (size_t i = 0; i < v.n; i++) {
             const float z = rng_normal(&numbers) / 6; /* -1 .. 1 */
-            f->bias[i] = rng_chance(&numbers, percent) ? even ? -size : size * z : F_NINF;
+            bias[i] = rng_chance(&numbers, percent) ? even ? -size : size * z : F_NINF;
         }
-        m->bias = f->bias + v.origin;
+        m->bias = bias + v.origin;
         if (!v.plain) {
             m->bias_stride.batch = v.step[0];
             m->bias_stride.head = v.step[1];
@@ -491,24 +432,24 @@ static float poison(void)
 }
 
 /* What no query looks at. */
-static void poison_bias(frame *f)
+static void poison_bias(const frame *f)
 {
     unsigned char *seen;
-    if (!f->bias) return;
-    seen = (unsigned char *)take(f->bias_view.n);
-    memset(seen, 0, f->bias_view.n);
+    if (!bias) return;
+    seen = (unsigned char *)take(bias_view.n);
+    memset(seen, 0, bias_view.n);
     for (int b = 0; b < f->B; b++)
         for (int h = 0; h < f->H; h++)
             for (int t = 0; t < q_len(f, b); t++)
                 for (int j = 0; j < k_len(f, b); j++)
                     if (looks(f, b, h, t, j)) {
-                        const view *v = &f->bias_view;
+                        const view *v = &bias_view;
                         seen[v->origin + b * v->step[0] + h * v->step[1] + t * v->step[2] +
                              j * v->step[3]] = 1;
                     }
-    for (size_t i = 0; i < f->bias_view.n; i++)
-        if (!seen[i] && bits_f(f->bias[i]) != 0xff800000u)
-            f->bias[i] = f_bits(i % 2 ? 0x7fc00000u : 0x7f800000u);
+    for (size_t i = 0; i < bias_view.n; i++)
+        if (!seen[i] && bits_f(bias[i]) != 0xff800000u)
+            bias[i] = f_bits(i % 2 ? 0x7fc00000u : 0x7f800000u);
 }
 
 /* ---- one sequence of several ---------------------------------------------------------------- */
@@ -1274,7 +1215,7 @@ static void poison_layer(layer_case *s, unsigned char *state)
     for (int b = 0; b < f->B; b++)
         for (int h = 0; h < f->H; h++)
             for (int t = 0; t < q_len(f, b); t++) {
-                const int open = f->asked || gate_open(f, b, h, t);
+                const int open = works(f, b, h, t);
                 if (open && (l->w.bias_k || l->cfg.zero_attn)) need_q[q_token(f, b, t)] = 1;
                 for (int j = 0; j < k_len(f, b); j++)
                     if (looks(f, b, h, t, j))
@@ -1301,7 +1242,7 @@ static void poison_layer(layer_case *s, unsigned char *state)
     for (int b = 0; b < f->B; b++)
         for (int h = 0; h < f->H; h++)
             for (int t = 0; t < q_len(f, b); t++)
-                if (f->asked || gate_open(f, b, h, t))
+                if (works(f, b, h, t))
                     state[q_row(f, b, h, t)] =
                         (unsigned char)row_state(f, l, b, h, t, bad_q[q_token(f, b, t)], bad_k);
 }

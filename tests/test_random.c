@@ -4,7 +4,7 @@
    layer. MHA_TEST_CASE=n runs that one only. -v prints how much of the tolerance was used. */
 #include <limits.h>
 
-#include "oracle.h"
+#include "frame.h"
 
 #define CANARY 0x7fc0deadu /* a NaN that no arithmetic makes */
 #define MARGIN 16
@@ -197,70 +197,6 @@ static mha_parallel draw_parallel(rng *r, test_case *c)
 }
 
 /* ---- sequences --------------------------------------------------------------------------- */
-
-/* Which queries and keys there are, and which of them meet. */
-typedef struct frame {
-    int B, H, T, S;         /* T and S: the longest */
-    const int *cu_q, *cu_k; /* or null: all are of one length */
-    const mha_mask *mask;
-    const float *gate;
-    mha_gate_stride gate_stride;
-    int asked; /* attn, attn_mean or lse is wanted: a gate of 0 skips nothing */
-    int extra; /* every query sees a key that is not of S */
-} frame;
-
-static int q_len(const frame *f, int b)
-{
-    return f->cu_q ? f->cu_q[b + 1] - f->cu_q[b] : f->T;
-}
-
-static int k_len(const frame *f, int b)
-{
-    return f->cu_k ? f->cu_k[b + 1] - f->cu_k[b] : f->S;
-}
-
-/* Tokens of all sequences together, and the one that is t of sequence b. */
-static int q_total(const frame *f)
-{
-    return f->cu_q ? f->cu_q[f->B] : f->B * f->T;
-}
-
-static int k_total(const frame *f)
-{
-    return f->cu_k ? f->cu_k[f->B] : f->B * f->S;
-}
-
-static int q_token(const frame *f, int b, int t)
-{
-    return f->cu_q ? f->cu_q[b] + t : b * f->T + t;
-}
-
-static int k_token(const frame *f, int b, int j)
-{
-    return f->cu_k ? f->cu_k[b] + j : b * f->S + j;
-}
-
-/* Of lse: [B,H,T], or [H,seq] with cu_seq. */
-static int q_row(const frame *f, int b, int h, int t)
-{
-    return f->cu_q ? h * f->cu_q[f->B] + f->cu_q[b] + t : (b * f->H + h) * f->T + t;
-}
-
-static float gate_at(const frame *f, int b, int h, int t)
-{
-    return oracle_gate(f->gate, f->gate_stride, f->cu_q, b, h, t);
-}
-
-/* 0 if this row's gate is 0 and nothing else wants it. */
-static int works(const frame *f, int b, int h, int t)
-{
-    return f->asked || bits_f(gate_at(f, b, h, t)) << 1;
-}
-
-static int looks(const frame *f, int b, int h, int t, int j)
-{
-    return works(f, b, h, t) && oracle_visible(f->mask, q_len(f, b), k_len(f, b), f->S, b, h, t, j);
-}
 
 /* Lengths of B sequences, at most *longest, some of them 0; *longest becomes the longest. */
 static const int *draw_cu(rng *r, test_case *c, const char *name, int B, int *longest)
@@ -644,7 +580,7 @@ static void check_weights(test_case *c, const oracle_result *want, const float *
         for (t = 0; t < q_len(f, b); t++) {
             double mean_tol = 0;
             for (h = 0; h < f->H; h++) {
-                const size_t row = (size_t)q_row(f, b, h, t);
+                const size_t row = q_row(f, b, h, t);
                 const double tol = tolerance(base, factor, sized, want->size[row]);
                 if (tol > mean_tol) mean_tol = tol;
                 check_row(c, want, attn, lse, S, row, base, lse_base, factor, sized);
@@ -880,7 +816,7 @@ static void check_sdpa(test_case *c, const mha_sdpa_args *a, const frame *f,
         for (h = 0; h < H; h++)
             for (t = 0; t < q_len(f, b); t++) {
                 const ptrdiff_t at = view_at(a->o_stride, f->cu_q, B, H, f->T, dv, b, h, t);
-                const size_t row = (size_t)q_row(f, b, h, t);
+                const size_t row = q_row(f, b, h, t);
                 const double gate = fabs(want->gate[row]);
                 const double tol =
                     gate * want->v_max * tolerance(2e-6, factor, sized, want->size[row]);
@@ -1236,7 +1172,7 @@ static void check_layer(test_case *c, const mha_args *a, const frame *f, const o
         for (t = 0; t < q_len(f, b); t++) {
             double size = 0, tol = 1e-5 * want->y_size;
             for (h = 0; h < f->H; h++) {
-                const size_t row = (size_t)q_row(f, b, h, t);
+                const size_t row = q_row(f, b, h, t);
                 const double more = tolerance(1e-5, factor, sized, want->size[row]) - 1e-5;
                 if (more * fabs(want->gate[row]) > size) size = more * fabs(want->gate[row]);
             }
