@@ -1464,17 +1464,18 @@ static MHA__AVX2 int mha__finite_avx2(ptrdiff_t n, const float *x)
     return _mm256_movemask_ps(_mm256_castsi256_ps(all)) == 0;
 }
 
+/* The largest score of every row first: a row at a time, its exponentials would wait for it, 2 to 3 %
+   of attention at 128 keys. */
 static MHA__AVX2 void mha__softmax_avx2(int m, int np, float *s, float *top, float *sum,
                                         float *alpha)
 {
-    float was[8] = { 0 }, hi[8], total[8];
+    float was[8] = { 0 }, total[8];
     int p, i;
     for (i = 0; i < m; i++) {
-        float *row = s + i * MHA__NR;
-        __m256 h0 = _mm256_broadcast_ss(top + i), h1 = h0, t0 = _mm256_setzero_ps(), t1 = t0;
-        __m128 h, t;
+        __m256 h0 = _mm256_broadcast_ss(top + i), h1 = h0;
+        __m128 h;
         for (p = 0; p < np; p++) {
-            const float *at = row + p * MHA__AVX2_MR * MHA__NR;
+            const float *at = s + (p * MHA__AVX2_MR + i) * MHA__NR;
             h0 = _mm256_max_ps(_mm256_loadu_ps(at), h0);
             h1 = _mm256_max_ps(_mm256_loadu_ps(at + 8), h1);
         }
@@ -1482,11 +1483,16 @@ static MHA__AVX2 void mha__softmax_avx2(int m, int np, float *s, float *top, flo
         h = _mm_max_ps(_mm256_castps256_ps128(h0), _mm256_extractf128_ps(h0, 1));
         h = _mm_max_ps(h, _mm_movehl_ps(h, h));
         h = _mm_max_ss(h, _mm_movehdup_ps(h));
-        h0 = _mm256_broadcastss_ps(h);
+        was[i] = top[i] - _mm_cvtss_f32(h);
+        _mm_store_ss(top + i, h);
+    }
+    for (i = 0; i < m; i++) {
+        __m256 h = _mm256_broadcast_ss(top + i), t0 = _mm256_setzero_ps(), t1 = t0;
+        __m128 t;
         for (p = 0; p < np; p++) {
-            float *at = row + p * MHA__AVX2_MR * MHA__NR;
-            __m256 e0 = mha__exp2_avx2(_mm256_sub_ps(_mm256_loadu_ps(at), h0));
-            __m256 e1 = mha__exp2_avx2(_mm256_sub_ps(_mm256_loadu_ps(at + 8), h0));
+            float *at = s + (p * MHA__AVX2_MR + i) * MHA__NR;
+            __m256 e0 = mha__exp2_avx2(_mm256_sub_ps(_mm256_loadu_ps(at), h));
+            __m256 e1 = mha__exp2_avx2(_mm256_sub_ps(_mm256_loadu_ps(at + 8), h));
             _mm256_storeu_ps(at, e0);
             _mm256_storeu_ps(at + 8, e1);
             t0 = _mm256_add_ps(t0, e0);
@@ -1496,13 +1502,10 @@ static MHA__AVX2 void mha__softmax_avx2(int m, int np, float *s, float *top, flo
         t = _mm_add_ps(_mm256_castps256_ps128(t0), _mm256_extractf128_ps(t0, 1));
         t = _mm_add_ps(t, _mm_movehl_ps(t, t));
         t = _mm_add_ss(t, _mm_movehdup_ps(t));
-        hi[i] = _mm_cvtss_f32(h);
-        was[i] = top[i] - hi[i];
         total[i] = _mm_cvtss_f32(t);
     }
     _mm256_storeu_ps(was, mha__exp2_avx2(_mm256_loadu_ps(was)));
     for (i = 0; i < m; i++) {
-        top[i] = hi[i];
         alpha[i] = was[i];
         sum[i] = sum[i] * was[i] + total[i];
     }
@@ -1849,19 +1852,22 @@ static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top,
 {
     const __mmask8 rows = (__mmask8)((1 << m) - 1);
     const __m256 was = _mm256_maskz_loadu_ps(rows, top);
-    __m256 hi = was, total = _mm256_setzero_ps(), a; /* a lane a row */
-    int p, i = 0;
+    __m256 hi, total = _mm256_setzero_ps(), a; /* a lane a row */
+    int p, i;
+    for (i = 0; i < m; i++) {
+        __m512 h = _mm512_set1_ps(top[i]);
+        for (p = 0; p < np; p++)
+            h = _mm512_max_ps(_mm512_loadu_ps(s + (p * MHA__AVX512_MR + i) * MHA__NR), h);
+        top[i] = _mm512_reduce_max_ps(h);
+    }
+    i = 0;
     do {
-        float *row = s + i * MHA__NR;
         __m512 h = _mm512_set1_ps(top[i]), t = _mm512_setzero_ps();
         __m256 t8;
         __m128 t4;
-        for (p = 0; p < np; p++)
-            h = _mm512_max_ps(_mm512_loadu_ps(row + p * MHA__AVX512_MR * MHA__NR), h);
         p = 0;
-        h = _mm512_set1_ps(_mm512_reduce_max_ps(h));
         do {
-            float *at = row + p * MHA__AVX512_MR * MHA__NR;
+            float *at = s + (p * MHA__AVX512_MR + i) * MHA__NR;
             __m512 e = mha__exp2_avx512(_mm512_sub_ps(_mm512_loadu_ps(at), h));
             _mm512_storeu_ps(at, e);
             t = _mm512_add_ps(t, e);
@@ -1870,12 +1876,11 @@ static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top,
         t4 = _mm_add_ps(_mm256_castps256_ps128(t8), _mm256_extractf128_ps(t8, 1));
         t4 = _mm_add_ps(t4, _mm_movehl_ps(t4, t4));
         t4 = _mm_add_ss(t4, _mm_movehdup_ps(t4));
-        hi = _mm256_mask_mov_ps(hi, (__mmask8)(1 << i), _mm512_castps512_ps256(h));
         total = _mm256_mask_broadcastss_ps(total, (__mmask8)(1 << i), t4);
     } while (++i < m);
+    hi = _mm256_maskz_loadu_ps(rows, top);
     a = mha__exp2_avx2(_mm256_sub_ps(was, hi));
     total = _mm256_add_ps(_mm256_mul_ps(_mm256_maskz_loadu_ps(rows, sum), a), total);
-    _mm256_mask_storeu_ps(top, rows, hi);
     _mm256_mask_storeu_ps(alpha, rows, a);
     _mm256_mask_storeu_ps(sum, rows, total);
 }

@@ -86,7 +86,7 @@ compile() {
 
 x86() {
     kernel gemm_avx2 12 # 6 rows x 2 registers
-    kernel gemm_avx512 24 # 6 rows x 4 registers
+    kernel gemm_avx512 24 1 # 6 rows x 4 registers; mha__gemm_avx2, for a few panels of a few rows
     kernel softmax_avx2 6 # the polynomial of 2^x
     kernel softmax_avx512 6
 }
