@@ -3658,7 +3658,7 @@ MHA__APART int mha__unit_end(mha__unit *u)
         const float *from;
         if (n == mr) n = 0, o += u->otile;
         if (u->row[r].done) continue;
-        if (u->careful < 2 && !mha__row_good(u, r)) {
+        if (u->careful == 1 && !mha__row_good(u, r)) { /* 0: mha__unit_good has seen to it */
             all = 0;
             continue;
         }
