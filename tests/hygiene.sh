@@ -1,6 +1,6 @@
 #!/bin/sh
 # Is mha.h a good guest in someone's program? Each check is one test, in a folder of its own
-# that holds mha.h and nothing else.
+# that holds mha.h and nothing else; the last looks at the project itself.
 cd "$(dirname "$0")/.." || exit 1
 top=$PWD dir=$PWD/build/hygiene pass=0 fail=0 skip=0
 rm -rf "$dir" && mkdir -p "$dir"
@@ -194,6 +194,14 @@ includes() {
         grep -vE "^(<($libc|$system)\.h>|\"mha\.h\")$")
 }
 
+# ---- the project -------------------------------------------------------------------------------------
+
+top_level() {
+    files=$(cd "$top" && git ls-files 2>/dev/null) && [ -n "$files" ] || skip "not a git checkout"
+    none $(echo "$files" | sed 's,/.*,/,' | sort -u |
+        grep -vE '^(\.|(mha\.h|examples/|tests/|Makefile|README\.md|LICENSE)$)')
+}
+
 check "declarations alone, nothing included before" declarations_only
 check "compiles after <windows.h>, which has macros of its own" words_of_windows
 check "included twice, then the implementation, in one file" twice
@@ -222,6 +230,7 @@ check "no writable globals" no_globals
 check "macros are MHA_*" macros
 check "types are mha_*" types
 check "includes libc, libm, intrinsics and threads only" includes
+check "the top level of the project has its six entries, and hidden ones" top_level
 
 echo "Pass: $pass, fail: $fail, skip: $skip."
 [ $fail -eq 0 ]
