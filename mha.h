@@ -3076,6 +3076,7 @@ typedef struct mha__attend_job {
     float *lse, *attn, *attn_mean;
     float *top, *inv;         /* [B,H,T] of each row, kept for attn; else null */
     ptrdiff_t queries, tiles; /* a unit: queries queries of the heads of one kv head */
+    ptrdiff_t ahead;          /* kv heads from one to the next of a lane: see mha__fetch_head */
     ptrdiff_t kv_at;          /* floats of a lane's scratch before its k and v */
 } mha__attend_job;
 
@@ -3584,6 +3585,40 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
     u->rows = r;
 }
 
+/* While rows r .. r+m-1 are worked on, asks for the same rows of q and o of the kv head that is next,
+   and for their share of its k and v. 256 heads of 64 queries, 17 MB, are 16 to 37 % faster on one
+   thread of Zen 4, 96 of 128, 13 MB, 8 to 22 %. Below MHA__CACHED bytes they stay in the caches, and
+   asking would cost 2 %. */
+#define MHA__CACHED ((size_t)6 << 20)
+
+MHA__INLINE void mha__fetch_head(const mha__unit *u, ptrdiff_t r, int m)
+{
+    const mha__attend_job *job = u->job;
+    ptrdiff_t group = job->heads / job->kv_heads, next = u->b * job->kv_heads + u->g + job->ahead;
+    ptrdiff_t b = next / job->kv_heads, g = next % job->kv_heads, size = sizeof(float), i, t0, t1;
+    if (b >= job->batch) return;
+    for (i = r; i < r + m; i++) {
+        ptrdiff_t h = u->row[i].head + (g - u->g) * group, query = u->row[i].query;
+        mha__fetch(job->q + mha__at(&job->q_stride, NULL, b, h, query), 0, 1, job->d_k * size);
+        mha__fetch(job->o + mha__at(&job->o_stride, NULL, b, h, query), 0, 1, job->d_v * size);
+    }
+    r += u->row[0].query * group;
+    t0 = job->keys * r / (job->seq * group);
+    t1 = job->keys * (r + m) / (job->seq * group);
+    if (job->local)
+        mha__fetch(job->k_from + mha__at(&job->k_stride, NULL, b, g, t0), job->k_stride.seq * size,
+                   t1 - t0, job->d_k * size);
+    else
+        mha__fetch(job->k.data + b * job->k.batch + g * job->k.head + t0 * job->d_k, 0, 1,
+                   (t1 - t0) * job->d_k * size);
+    if (job->local || job->v_rows)
+        mha__fetch(job->v_from + mha__at(&job->v_stride, NULL, b, g, t0), job->v_stride.seq * size,
+                   t1 - t0, job->d_v * size);
+    else
+        mha__fetch(job->v.data + b * job->v.batch + g * job->v.head + t0 * job->d_v, 0, 1,
+                   (t1 - t0) * job->d_v * size);
+}
+
 /* One block of keys, for all tiles. */
 MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
 {
@@ -3595,6 +3630,7 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
     for (r = 0; r < u->rows; r += m, q += u->qtile, o += u->otile) {
         mha__row *row = u->row + r;
         m = (int)mha__min(kern->mr, u->rows - r);
+        if (job->ahead) mha__fetch_head(u, r, m);
         n = mha__scores(job, u->b, row, m, block, u->unit, q, u->s, &from);
         if (n == 0) continue;
         if (u->careful) {
@@ -3921,9 +3957,13 @@ static void mha__attend(mha__attend_job *job, const mha_parallel *par, char *scr
                         size_t scratch_bytes)
 {
     ptrdiff_t heads = job->batch * job->kv_heads;
+    size_t bytes = mha__add(mha__floats(job->batch, job->heads, job->seq, job->d_k + job->d_v),
+                            mha__floats(job->batch, job->kv_heads, job->keys, job->d_k + job->d_v));
     if (job->batch == 0 || job->seq == 0) return;
     job->queries = mha__unit_queries(job->kern, job->heads / job->kv_heads, job->seq);
     job->tiles = mha__div_up(job->seq, job->queries);
+    if (bytes > MHA__CACHED && !job->past && !job->cu_q && !job->cu_k && job->keys <= MHA__KEYS)
+        job->ahead = par->parallel_for && (job->local || job->tiles == 1) ? par->threads : 1;
     if (job->local) {
         mha__run(mha__attend_local_unit, job, heads, par, scratch, scratch_bytes);
         return;
