@@ -3595,28 +3595,34 @@ MHA__INLINE void mha__fetch_head(const mha__unit *u, ptrdiff_t r, int m)
 {
     const mha__attend_job *job = u->job;
     ptrdiff_t group = job->heads / job->kv_heads, next = u->b * job->kv_heads + u->g + job->ahead;
-    ptrdiff_t b = next / job->kv_heads, g = next % job->kv_heads, size = sizeof(float), i, t0, t1;
+    ptrdiff_t b = next / job->kv_heads, g = next % job->kv_heads, size = sizeof(float);
+    ptrdiff_t i0 = job->seq, i1 = 0, t, n;
+    const mha__row *row;
     if (b >= job->batch) return;
-    for (i = r; i < r + m; i++) {
-        ptrdiff_t h = u->row[i].head + (g - u->g) * group, query = u->row[i].query;
-        mha__fetch(job->q + mha__at(&job->q_stride, NULL, b, h, query), 0, 1, job->d_k * size);
-        mha__fetch(job->o + mha__at(&job->o_stride, NULL, b, h, query), 0, 1, job->d_v * size);
+    for (row = u->row + r; row < u->row + r + m; row++) {
+        ptrdiff_t h = row->head + (g - u->g) * group;
+        mha__fetch(job->q + mha__at(&job->q_stride, NULL, b, h, row->query), 0, 1, job->d_k * size);
+        mha__fetch(job->o + mha__at(&job->o_stride, NULL, b, h, row->query), 0, 1, job->d_v * size);
+        if (row->head == u->g * group) { /* k and v once for the group */
+            i0 = mha__min(i0, row->query);
+            i1 = row->query + 1;
+        }
     }
-    r += u->row[0].query * group;
-    t0 = job->keys * r / (job->seq * group);
-    t1 = job->keys * (r + m) / (job->seq * group);
+    if (i0 >= i1) return;
+    t = job->keys * i0 / job->seq;
+    n = job->keys * i1 / job->seq - t;
     if (job->local)
-        mha__fetch(job->k_from + mha__at(&job->k_stride, NULL, b, g, t0), job->k_stride.seq * size,
-                   t1 - t0, job->d_k * size);
+        mha__fetch(job->k_from + mha__at(&job->k_stride, NULL, b, g, t), job->k_stride.seq * size,
+                   n, job->d_k * size);
     else
-        mha__fetch(job->k.data + b * job->k.batch + g * job->k.head + t0 * job->d_k, 0, 1,
-                   (t1 - t0) * job->d_k * size);
+        mha__fetch(job->k.data + b * job->k.batch + g * job->k.head + t * job->d_k, 0, 1,
+                   n * job->d_k * size);
     if (job->local || job->v_rows)
-        mha__fetch(job->v_from + mha__at(&job->v_stride, NULL, b, g, t0), job->v_stride.seq * size,
-                   t1 - t0, job->d_v * size);
+        mha__fetch(job->v_from + mha__at(&job->v_stride, NULL, b, g, t), job->v_stride.seq * size,
+                   n, job->d_v * size);
     else
-        mha__fetch(job->v.data + b * job->v.batch + g * job->v.head + t0 * job->d_v, 0, 1,
-                   (t1 - t0) * job->d_v * size);
+        mha__fetch(job->v.data + b * job->v.batch + g * job->v.head + t * job->d_v, 0, 1,
+                   n * job->d_v * size);
 }
 
 /* One block of keys, for all tiles. */
@@ -3962,7 +3968,8 @@ static void mha__attend(mha__attend_job *job, const mha_parallel *par, char *scr
     if (job->batch == 0 || job->seq == 0) return;
     job->queries = mha__unit_queries(job->kern, job->heads / job->kv_heads, job->seq);
     job->tiles = mha__div_up(job->seq, job->queries);
-    if (bytes > MHA__CACHED && !job->past && !job->cu_q && !job->cu_k && job->keys <= MHA__KEYS)
+    if (bytes > MHA__CACHED && !job->past && !job->cu_q && !job->cu_k && job->seq <= MHA__KEYS &&
+        job->keys <= MHA__KEYS)
         job->ahead = par->parallel_for && (job->local || job->tiles == 1) ? par->threads : 1;
     if (job->local) {
         mha__run(mha__attend_local_unit, job, heads, par, scratch, scratch_bytes);
