@@ -1129,14 +1129,15 @@ typedef struct mha__kernels {
     void (*widen)(mha_type type, ptrdiff_t n, const void *from, float *to);
 
     /* gemm, as if b had been widened before, for panels of a type other than F32, b_row and b_panel
-       numbers apart. Null if there is none: then widen is used, which for a few rows writes and
-       reads the floats once more than it has to. */
+       numbers apart. Null if there is none (narrow_tiles is 0): then widen is used, which for a few
+       rows writes and reads the floats once more than it has to. */
     void (*narrow)(int m, int np, int k, const float *a, mha_type type, const void *b,
                    ptrdiff_t b_row, ptrdiff_t b_panel, float *c, const float *start);
 
     /* Up to so many tiles of x, it is faster for weights than to widen them for all tiles at once.
        With int8 [2048,8192] on Zen 4, 2, 4, 6 and 12 rows are 2.3, 2.0, 1.5 and 1.3 times as fast
-       with AVX-512, 24 1.1; with AVX2 1.4, 1.5, 1.5 and 1.0, but 24 only 0.9. */
+       with AVX-512, 24 1.1; with AVX2 1.4, 1.5, 1.5 and 1.0, but 24 only 0.9. For keys and values
+       half as many: eight queries a key are 1.1 times as fast with AVX-512, slower with AVX2. */
     int narrow_tiles;
 } mha__kernels;
 
@@ -3388,7 +3389,7 @@ typedef struct mha__block {
     int scaled; /* INT8: numbers of key j are times k_scale[j], of value j times v_scale[j]: here
                    products with keys are, and weights before they meet values */
     float k_scale[MHA__KEYS], v_scale[MHA__KEYS];
-    int once;            /* only one tile uses the block, where it lies in the caller's memory */
+    int once;            /* few tiles use the block, where it lies: the caller's, or a cache's */
     const char *next;    /* then: keys that are needed after it, laid out alike; or null */
     ptrdiff_t next_keys; /* so many */
 } mha__block;
@@ -3425,7 +3426,7 @@ MHA__INLINE void mha__fetch_keys(const mha__attend_job *job, const mha__block *b
     else mha__fetch(from, 0, 1, mha__div_up(n, MHA__NR) * job->k.t_hi * size);
 }
 
-/* s [m,n] = q k^T, for keys from .. from + n - 1 of a block that only this tile uses, from a multiple
+/* s [m,n] = q k^T, for keys from .. from + n - 1 of a block that few tiles use, from a multiple
    of 16. */
 static void mha__products(const mha__attend_job *job, int m, const float *q,
                           const mha__block *block, ptrdiff_t from, ptrdiff_t n, float *s)
@@ -3821,7 +3822,8 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
             block.v = v->data + (lazy ? 0 : at * MHA__NR);
             block.v_row = MHA__NR;
             block.v_panel = v->c_hi;
-            block.compact = alone && compact && job->kern->narrow && !careful;
+            block.compact =
+                compact && !careful && u.rows <= job->kern->narrow_tiles / 2 * job->kern->mr;
             block.once =
                 block.k_rows || block.compact || (alone && !lazy && !job->local && job->tiles == 1);
             block.next = NULL;
