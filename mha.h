@@ -2480,8 +2480,8 @@ static const float mha__zeros[MHA__NR] = { 0 };
 
 /* np blocks of 16 columns from column c on, of one head of width d, of positions t .. t+m-1, plus
    bias [16*np] if it is not null. Each row has its own pointer, its blocks step floats apart; the
-   positions lie in one block of 16. fill: no key follows; the rest of its panel becomes 0, as panels
-   are multiplied whole. */
+   positions lie in one block of 16. fill: no key follows; the rest of its panel becomes something, 0
+   or the bias, as panels are multiplied whole. */
 static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t b, ptrdiff_t h,
                        ptrdiff_t t, int m, ptrdiff_t c, int np, ptrdiff_t d,
                        const float *const *row, ptrdiff_t step, const float *bias, int fill)
@@ -2498,16 +2498,15 @@ static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t
     if (to->c_lo == 1) {
         for (i = 0; i < m; i++)
             kern->copy(full, row[i], step, p + i * to->t_lo, to->c_hi, 1.0f, bias);
-    } else if (m < MHA__NR) {
-        full = 0;
-        for (j = 0; fill && j < mha__min(np * MHA__NR, d - c); j++)
-            memset(p + j * MHA__NR + m, 0, (size_t)(MHA__NR - t % MHA__NR - m) * sizeof(float));
-    } else {
-        memcpy(at, row, sizeof at);
+    } else { /* whole panels at once, also those that rows of zeros fill up */
+        if (m < MHA__NR && (!fill || t % MHA__NR)) full = 0;
+        for (i = 0; i < MHA__NR; i++) at[i] = i < m ? row[i] : mha__zeros;
         for (n = 0; n < full; n++) {
             kern->transpose(at, bias ? bias + n * MHA__NR : mha__zeros, p + n * to->c_hi);
-            for (i = 0; i < MHA__NR; i++) at[i] += step;
+            for (i = 0; i < m; i++) at[i] += step;
         }
+        for (j = full * MHA__NR; fill && j < mha__min(np * MHA__NR, d - c); j++)
+            memset(p + j * MHA__NR + m, 0, (size_t)(MHA__NR - t % MHA__NR - m) * sizeof(float));
     }
     for (n = full; n < np; n++)
         for (i = 0; i < m; i++)
@@ -3237,6 +3236,17 @@ static int mha__shape_row(const mha__attend_job *job, ptrdiff_t b, const mha__ro
     return job->kern->shape(np, s, &how);
 }
 
+/* The same where nothing but ranges of keys excludes. */
+static void mha__exclude(const mha__row *row, ptrdiff_t j0, int np, int mr, float *s)
+{
+    const float ninf = mha__float(MHA__NINF);
+    ptrdiff_t lo = row->lo - j0, hi = row->hi - j0, j;
+    for (; np > 0; np--, lo -= MHA__NR, hi -= MHA__NR, s += mr * MHA__NR) {
+        for (j = 0; j < mha__min(lo, MHA__NR); j++) s[j] = ninf;
+        for (j = mha__max(hi, 0); j < MHA__NR; j++) s[j] = ninf;
+    }
+}
+
 /* ---- packing the caller's k and v ---- */
 
 /* Positions t0 .. t1-1 of one head, t0 a multiple of 16, to places counted from zero. */
@@ -3492,12 +3502,12 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, 
     /* nothing but ranges of keys: what all rows see stays as it is */
     if (ranges && all_lo <= lo) first = (int)mha__min(mha__max(all_hi - lo, 0) / MHA__NR, np);
     for (i = 0; i < m; i++) {
+        ptrdiff_t from_j = block->j0 + lo + first * MHA__NR;
+        float *row = s + (first * job->kern->mr + i) * MHA__NR;
         int left =
             ranges && mha__max(rows[i].lo, block->j0) < mha__min(rows[i].hi, block->j0 + MHA__KEYS);
-        if (first < np &&
-            mha__shape_row(job, b, &rows[i], block->j0 + lo + first * MHA__NR, np - first, unit,
-                           s + (first * job->kern->mr + i) * MHA__NR))
-            left = 1;
+        if (ranges) mha__exclude(&rows[i], from_j, np - first, job->kern->mr, row);
+        else if (mha__shape_row(job, b, &rows[i], from_j, np - first, unit, row)) left = 1;
         if (left) rows[i].seen = any = 1;
     }
     return any ? (int)n : 0;
