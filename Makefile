@@ -71,11 +71,10 @@ asm: ## what gcc and clang make of the hot loops: multiply-adds, no calls, no sp
 emulate: ## the tests on NEON under qemu-user, and on AVX-512 by SIMDe
 	@GREATEST='$(GREATEST)' SEED='$(SEED)' sh tests/emulate.sh
 
-portable: ## other CPUs, systems and compilers: qemu, wine, node, bare metal, old and new ones
 fuzz: ## bytes into calls, against the oracle; FUZZ_SECONDS=120, 0: replay tests/corpus only
 	@FUZZ_SECONDS='$(FUZZ_SECONDS)' sh tests/fuzz.sh
 
-portable: ## other CPUs, systems and compilers (qemu, wine, node, bare metal); not in check
+portable: ## other CPUs, systems and compilers: qemu, wine, node, bare metal, old and new ones
 	@SEED='$(SEED)' sh tests/portable.sh
 
 coverage: ## lines and branches of mha.h that the tests run (gcov); not in check

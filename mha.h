@@ -2500,10 +2500,14 @@ static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t
             kern->copy(full, row[i], step, p + i * to->t_lo, to->c_hi, 1.0f, bias);
     } else { /* whole panels at once, also those that rows of zeros fill up */
         if (m < MHA__NR && (!fill || t % MHA__NR)) full = 0;
-        for (i = 0; i < MHA__NR; i++) at[i] = i < m ? row[i] : mha__zeros;
+        memcpy(at, row, (size_t)m * sizeof at[0]);
+        for (i = m; i < MHA__NR; i++) at[i] = mha__zeros;
         for (n = 0; n < full; n++) {
             kern->transpose(at, bias ? bias + n * MHA__NR : mha__zeros, p + n * to->c_hi);
-            for (i = 0; i < m; i++) at[i] += step;
+            if (m == MHA__NR) /* known, so that it is four additions */
+                for (i = 0; i < MHA__NR; i++) at[i] += step;
+            else
+                for (i = 0; i < m; i++) at[i] += step;
         }
         for (j = full * MHA__NR; fill && j < mha__min(np * MHA__NR, d - c); j++)
             memset(p + j * MHA__NR + m, 0, (size_t)(MHA__NR - t % MHA__NR - m) * sizeof(float));
@@ -3237,7 +3241,7 @@ static int mha__shape_row(const mha__attend_job *job, ptrdiff_t b, const mha__ro
 }
 
 /* The same where nothing but ranges of keys excludes. */
-static void mha__exclude(const mha__row *row, ptrdiff_t j0, int np, int mr, float *s)
+MHA__APART void mha__exclude(const mha__row *row, ptrdiff_t j0, int np, int mr, float *s)
 {
     const float ninf = mha__float(MHA__NINF);
     ptrdiff_t lo = row->lo - j0, hi = row->hi - j0, j;
@@ -3502,12 +3506,12 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, 
     /* nothing but ranges of keys: what all rows see stays as it is */
     if (ranges && all_lo <= lo) first = (int)mha__min(mha__max(all_hi - lo, 0) / MHA__NR, np);
     for (i = 0; i < m; i++) {
-        ptrdiff_t from_j = block->j0 + lo + first * MHA__NR;
+        ptrdiff_t j = block->j0 + lo + first * MHA__NR;
         float *row = s + (first * job->kern->mr + i) * MHA__NR;
         int left =
             ranges && mha__max(rows[i].lo, block->j0) < mha__min(rows[i].hi, block->j0 + MHA__KEYS);
-        if (ranges) mha__exclude(&rows[i], from_j, np - first, job->kern->mr, row);
-        else if (mha__shape_row(job, b, &rows[i], from_j, np - first, unit, row)) left = 1;
+        if (first < np && ranges) mha__exclude(&rows[i], j, np - first, job->kern->mr, row);
+        else if (first < np && mha__shape_row(job, b, &rows[i], j, np - first, unit, row)) left = 1;
         if (left) rows[i].seen = any = 1;
     }
     return any ? (int)n : 0;

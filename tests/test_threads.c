@@ -17,6 +17,7 @@ static const shape shapes[] = {
     { 2, 130, 32, 4, 4, 8, 8, MHA_CAUSAL, 0 },          /* many tiles of unequal cost */
     { 3, 67, 36, 6, 2, 6, 9, MHA_NOT_CAUSAL, 1 },       /* grouped, odd, weights wanted */
     { 7, 9, 24, 3, 1, 8, 8, MHA_CAUSAL_UPPER_LEFT, 1 }, /* many small batch elements */
+    { 9, 1, 32, 8, 8, 32, 32, MHA_NOT_CAUSAL, 0 },      /* few rows: threads share columns */
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
