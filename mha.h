@@ -3935,7 +3935,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
     const mha__kernels *kern = job->kern;
     ptrdiff_t group = job->heads / job->kv_heads, mr = kern->mr, tiles = mha__div_up(job->seq, mr);
     ptrdiff_t b = unit / tiles, i0 = unit % tiles * mr, h, j, j0;
-    ptrdiff_t end = mha__min(i0 + mr, mha__length(job->cu_q, job->seq, b)), keys, lo, hi;
+    ptrdiff_t end = mha__min(i0 + mr, mha__length(job->cu_q, job->seq, b)), lo, hi;
     int m = (int)(end - i0), i, n, from = 0;
     float *s = scratch, *q = s + MHA__KEYS * mr;
     float mean = 1.0f / (float)job->heads;
@@ -3944,7 +3944,6 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
     mha__view view = mha__view_make(job, b);
     if (m <= 0) return;
     mha__range(job, b, i0, end, &lo, &hi);
-    keys = view.keys;
     if (job->k.type != MHA_F32) mha__room(job, MHA__KEYS, scratch, &room_k, &room_v);
     for (h = 0; h < job->heads; h++) {
         ptrdiff_t at = mha__row_index(job, b, h, i0);
@@ -3955,6 +3954,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
                           job->scale * MHA__CAREFUL);
         }
         for (j0 = 0; j0 < job->keys; j0 += MHA__KEYS) {
+            ptrdiff_t width = mha__min(MHA__KEYS, job->keys - j0);
             n = 0;
             if (j0 < hi && j0 + MHA__KEYS > lo) {
                 mha__block block;
@@ -3979,22 +3979,24 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
             }
             if (n) kern->weigh(m, (int)mha__div_up(n, MHA__NR), s, job->top + at, job->inv + at);
             for (i = 0; i < m; i++) {
-                if (n && !mha__is_finite(job->inv[at + i])) /* all NaN: mark what is excluded */
+                float w[MHA__KEYS];
+                int bad = n && !mha__is_finite(job->inv[at + i]);
+                if (bad) /* all NaN: mark what is excluded */
                     mha__shape_row(job, b, &row[i], j0 + from, (int)mha__div_up(n, MHA__NR),
                                    MHA__CAREFUL, s + i * MHA__NR);
-                for (j = 0; j < mha__min(MHA__KEYS, job->keys - j0); j++) {
-                    ptrdiff_t c = j - from;
-                    float w = c >= 0 && c < n && j0 + j < keys
-                                  ? s[(c / MHA__NR * mr + i) * MHA__NR + c % MHA__NR]
-                                  : 0.0f;
-                    if (mha__bits(w) == MHA__NINF) w = 0.0f;
-                    if (job->attn) job->attn[(at + i) * job->keys + j0 + j] = w;
-                    if (job->attn_mean) {
-                        float *to = job->attn_mean + j0 + j +
-                                    (mha__first(job->cu_q, job->seq, b) + i0 + i) * job->keys;
-                        *to = (h ? *to : 0.0f) + w;
-                        if (h == job->heads - 1) *to *= mean;
-                    }
+                memset(w, 0, sizeof w);
+                for (j = 0; j < n; j += MHA__NR)
+                    memcpy(w + from + j, s + (j / MHA__NR * mr + i) * MHA__NR,
+                           (size_t)mha__min(n - j, MHA__NR) * sizeof(float));
+                for (j = 0; j < width && bad; j++)
+                    if (mha__bits(w[j]) == MHA__NINF) w[j] = 0.0f;
+                if (job->attn)
+                    memcpy(job->attn + (at + i) * job->keys + j0, w, (size_t)width * sizeof(float));
+                if (job->attn_mean) {
+                    float *to = job->attn_mean + j0 +
+                                (mha__first(job->cu_q, job->seq, b) + i0 + i) * job->keys;
+                    for (j = 0; j < width; j++) to[j] = (h ? to[j] : 0.0f) + w[j];
+                    for (j = 0; j < width && h == job->heads - 1; j++) to[j] *= mean;
                 }
             }
         }
