@@ -28,6 +28,7 @@ EQUIVALENT = [
      "asks for memory ahead of its use: speed only"),
     (r"alone && !lazy && !job->local && job->tiles == 1", "", "two ways to the same bits"),
     (r"^mha__narrow_avx2: did = np >= 4", "", "two ways to the same bits"),
+    (r"^mha__weights_unit: .*j0 < job->keys", "j0 <= job->keys", "a block of no keys writes nothing"),
     (r"^mha__scores: ranges = ", "softcap == 1", "two ways to the same bits"),
     (r"^mha__attend_tiles: block.compact = .*narrow_tiles", "", "two ways to the same bits"),
     (r"^mha__project_unit: .*narrow_tiles", "", "two ways to the same bits"),
