@@ -3640,7 +3640,7 @@ MHA__INLINE void mha__fetch_head(const mha__unit *u, ptrdiff_t r, int m)
     ptrdiff_t b = next / job->kv_heads, g = next % job->kv_heads, size = sizeof(float);
     ptrdiff_t i0 = job->seq, i1 = 0, t, n;
     const mha__row *row;
-    if (b >= job->batch) return;
+    if (b >= job->batch || job->seq < 1) return; /* there is no seq of 0: clang-tidy cannot know */
     for (row = u->row + r; row < u->row + r + m; row++) {
         ptrdiff_t h = row->head + (g - u->g) * group;
         mha__fetch(job->q + mha__at(&job->q_stride, NULL, b, h, row->query), 0, 1, job->d_k * size);
