@@ -1136,8 +1136,9 @@ typedef struct mha__kernels {
 
     /* Up to so many tiles of x, it is faster for weights than to widen them for all tiles at once.
        With int8 [2048,8192] on Zen 4, 2, 4, 6 and 12 rows are 2.3, 2.0, 1.5 and 1.3 times as fast
-       with AVX-512, 24 1.1; with AVX2 1.4, 1.5, 1.5 and 1.0, but 24 only 0.9. For keys and values
-       half as many: eight queries a key are 1.1 times as fast with AVX-512, slower with AVX2. */
+       with AVX-512, 24 1.1; with AVX2 2 and 4 are 1.4 and 1.5, 12 1.0, 24 only 0.9. For keys and
+       values half as many: eight queries a key are 1.1 times as fast with AVX-512, slower with
+       AVX2. */
     int narrow_tiles;
 } mha__kernels;
 
@@ -2890,7 +2891,7 @@ static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t bat
     blocks = mha__div_up(mha__div_up(job.rows, MHA__M_BLOCK), threads) * threads;
     if (job.rows <= 8 * kern->mr && job.panels >= 4 * threads * MHA__N_BLOCK) blocks = 1;
     job.row_block = mha__div_up(job.rows, blocks);
-    if (job.row_block > 4 * kern->mr)
+    if (job.row_block > 4 * kern->mr) /* else 16 rows on two threads would be 12 and 4 */
         job.row_block = mha__div_up(job.row_block, kern->mr) * kern->mr;
     blocks = mha__div_up(job.rows, job.row_block);
     want = threads > 1 ? mha__div_up(4 * threads, blocks) : 1;
@@ -3242,7 +3243,8 @@ static int mha__shape_row(const mha__attend_job *job, ptrdiff_t b, const mha__ro
     return job->kern->shape(np, s, &how);
 }
 
-/* The same where nothing but ranges of keys excludes. */
+/* The same where nothing but ranges of keys excludes: no mask is built. 128 queries with lengths are
+   3.6 % faster, causal ones 2 to 3.5 %. */
 MHA__APART void mha__exclude(const mha__row *row, ptrdiff_t j0, int np, int mr, float *s)
 {
     const float ninf = mha__float(MHA__NINF);
