@@ -745,6 +745,18 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 #elif defined(_MSC_VER) && defined(_WIN64)
 #include <intrin.h>
 #define MHA__FETCH_ADD(p) ((size_t)_InterlockedExchangeAdd64((volatile __int64 *)(p), 1))
+/* For mha__dots_avx2. Opaque: p is unknown from here on, so an address made of it is made anew, not
+   kept; gcc does as well without. Asks: whether keys are asked for ahead of their use; a condition in
+   the inner loop makes clang keep registers on the stack, half as fast in cache, and without it gcc
+   is 6 % slower from DRAM. */
+#ifdef __clang__
+#define MHA__OPAQUE(p) __asm__("" : "+r"(p))
+#define MHA__ASKS(next_row) 1
+#else
+#define MHA__OPAQUE(p) ((void)(p))
+#define MHA__ASKS(next_row) ((next_row) != 0)
+#endif
+
 #endif
 
 #ifndef MHA__STORE
@@ -990,11 +1002,11 @@ static float mha__cap(float s, float in, float out)
 /* IEEE half and bfloat16, by their bits. */
 static float mha__from_f16(uint16_t h)
 {
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, e = (uint32_t)h >> 10 & 31u, m = h & 0x3ffu;
-    if (e == 31) return mha__float(sign | 0x7f800000u | m << 13);
-    if (e) return mha__float(sign | (e + 112) << 23 | m << 13);
-    /* denormal: m * 2^-24, a normal float */
-    return mha__float(sign | mha__bits((float)m * (1.0f / 16777216.0f)));
+    uint32_t a = (uint32_t)(h & 0x7fffu) << 13, e = a & 0x0f800000u;
+    /* denormal: (2^-14 + m * 2^-24) - 2^-14, a normal float */
+    uint32_t low = mha__bits(mha__float(a + (113u << 23)) - 1.0f / 16384.0f);
+    a += e == 0x0f800000u ? 224u << 23 : 112u << 23; /* infinite and NaN stay so */
+    return mha__float((uint32_t)(h & 0x8000u) << 16 | (e ? a : low));
 }
 
 static uint16_t mha__to_f16(float x)
@@ -1062,7 +1074,8 @@ static signed char mha__to_int8(float x, float scale)
    The contract that keeps results the same however the work is cut (threads, batch, chunks):
    every element of a product starts at zero or at what is there, and adds a[k]*b[k] for k = 0,
    1, 2, ... in that order, each step rounded the same way. Cutting k in two, doing one row or
-   six, or adding terms where a is 0, then changes no bit (but for the sign of a zero).
+   six, or adding terms where a is 0, then changes no bit but the sign of a zero, and what attention
+   gives has no negative one: see copy.
 
    mr is the tile height of an instruction set, from its register file. 16 columns a panel
    everywhere, so that packed weights and keys look the same on all of them. */
@@ -1114,8 +1127,8 @@ typedef struct mha__kernels {
        from scores in units of 16. */
     void (*weigh)(int m, int np, float *s, const float *top, const float *inv);
 
-    /* n blocks of 16 floats, from_step and to_step apart: to = mul * from, or, with a bias of 16*n
-       floats, to = from + bias. */
+    /* n blocks of 16 floats, from_step and to_step apart: to = mul * from + 0, which makes a zero
+       positive, or, with a bias of 16*n floats, to = from + bias. */
     void (*copy)(int n, const float *from, ptrdiff_t from_step, float *to, ptrdiff_t to_step,
                  float mul, const float *bias);
 
@@ -1168,18 +1181,22 @@ static MHA__SCALAR void mha__gemm_scalar(int m, int np, int k, const float *a, c
     }
 }
 
-static void mha__dots_scalar(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_row,
-                             const float *next, float *c)
+/* Four keys at a time, or every addition waits for the one before it. */
+static MHA__SCALAR void mha__dots_scalar(int m, int np, int k, const float *a, const float *b,
+                                         ptrdiff_t b_row, const float *next, float *c)
 {
-    int i, j, kk;
+    int i, j, kk, n;
     for (i = 0; i < m; i++)
-        for (j = 0; j < np * MHA__NR; j++) {
-            const float *row = b + j * b_row, *x = a + i * MHA__NR;
-            float acc = 0.0f;
-            for (kk = 0; kk < k; kk++)
-                acc += x[(ptrdiff_t)(kk / MHA__NR) * MHA__SCALAR_MR * MHA__NR + kk % MHA__NR] *
-                       row[kk];
-            c[(j / MHA__NR * MHA__SCALAR_MR + i) * MHA__NR + j % MHA__NR] = acc;
+        for (j = 0; j < np * MHA__NR; j += 4) {
+            const float *row = b + j * b_row;
+            float acc[4] = { 0 };
+            for (kk = 0; kk < k; kk++) {
+                float x =
+                    a[((ptrdiff_t)(kk / MHA__NR) * MHA__SCALAR_MR + i) * MHA__NR + kk % MHA__NR];
+                MHA__UNROLL_SCALAR
+                for (n = 0; n < 4; n++) acc[n] += x * row[n * b_row + kk];
+            }
+            memcpy(c + (j / MHA__NR * MHA__SCALAR_MR + i) * MHA__NR + j % MHA__NR, acc, sizeof acc);
         }
     (void)next;
 }
@@ -1250,7 +1267,7 @@ static void mha__copy_scalar(int n, const float *from, ptrdiff_t from_step, floa
 {
     int j;
     for (; n > 0; n--, from += from_step, to += to_step, bias = bias ? bias + MHA__NR : NULL)
-        for (j = 0; j < MHA__NR; j++) to[j] = bias ? from[j] + bias[j] : from[j] * mul;
+        for (j = 0; j < MHA__NR; j++) to[j] = bias ? from[j] + bias[j] : from[j] * mul + 0.0f;
 }
 
 static void mha__transpose_scalar(const float *const *row, const float *bias, float *to)
@@ -1271,13 +1288,24 @@ static void mha__times_scalar(int m, int np, float *c, const float *col)
 
 static void mha__widen_scalar(mha_type type, ptrdiff_t n, const void *from, float *to)
 {
-    const uint16_t *half = (const uint16_t *)from;
-    const signed char *byte = (const signed char *)from;
-    ptrdiff_t i;
-    for (i = 0; i < n * MHA__NR; i++)
-        if (type == MHA_F16) to[i] = mha__from_f16(half[i]);
-        else if (type == MHA_BF16) to[i] = mha__from_bf16(half[i]);
-        else to[i] = (float)byte[i];
+    const char *at = (const char *)from;
+    uint16_t half[MHA__NR];
+    signed char byte[MHA__NR];
+    int i;
+    for (; n > 0; n--, to += MHA__NR) {
+        if (type == MHA_INT8) {
+            memcpy(byte, at, sizeof byte);
+            at += sizeof byte;
+            for (i = 0; i < MHA__NR; i++) to[i] = (float)byte[i];
+            continue;
+        }
+        memcpy(half, at, sizeof half);
+        at += sizeof half;
+        if (type == MHA_F16)
+            for (i = 0; i < MHA__NR; i++) to[i] = mha__from_f16(half[i]);
+        else
+            for (i = 0; i < MHA__NR; i++) to[i] = mha__from_bf16(half[i]);
+    }
 }
 
 static const mha__kernels mha__scalar = { MHA_ISA_SCALAR,
@@ -1289,6 +1317,7 @@ static const mha__kernels mha__scalar = { MHA_ISA_SCALAR,
                                           mha__shape_scalar,
                                           mha__weigh_scalar,
                                           mha__copy_scalar,
+/* Of copies that overlap nothing, 16 at a time, as compilers vectorise it then. */
                                           mha__transpose_scalar,
                                           mha__times_scalar,
                                           mha__widen_scalar,
@@ -1368,71 +1397,108 @@ static MHA__AVX2 void mha__gemm_avx2(int m, int np, int k, const float *a, const
     }
 }
 
-/* R rows times P times 8 keys, k in place. */
-MHA__INLINE MHA__AVX2 void mha__dots_rows_avx2(const int R, const int P, int k, const float *a,
-                                               const float *b, ptrdiff_t b_row, const float *next,
-                                               float *c)
+/* Four dims of 8 keys that lie row by row, as columns: z[j] is dim j of all of them. Rows i and i+4
+   share a register, as in mha__transpose_avx2. The row is opaque, or the addresses of 32 rows are
+   kept, on the stack: with clang that takes up to three times as long. Meanwhile lines of two keys
+   are asked for, each four dims those of two others in eight. (Those of 32 keys at once would make it
+   17 % slower from DRAM.) */
+MHA__INLINE MHA__AVX2 void mha__columns_avx2(const float *row, ptrdiff_t b_row, const float *next,
+                                             ptrdiff_t next_row, __m256 *z)
 {
-    __m256 acc[4][4], x[4], y[4], z;
+    __m256 x[4], y[4];
+    int i;
+    MHA__OPAQUE(row);
+    if (MHA__ASKS(next_row)) {
+        MHA__PREFETCH_L2(next);
+        MHA__PREFETCH_L2(next + next_row);
+    }
+    MHA__UNROLL
+    for (i = 0; i < 4; i++)
+        x[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row + i * b_row)),
+                                    _mm_loadu_ps(row + (i + 4) * b_row), 1);
+    y[0] = _mm256_unpacklo_ps(x[0], x[1]);
+    y[1] = _mm256_unpacklo_ps(x[2], x[3]);
+    y[2] = _mm256_unpackhi_ps(x[0], x[1]);
+    y[3] = _mm256_unpackhi_ps(x[2], x[3]);
+    z[0] = _mm256_shuffle_ps(y[0], y[1], 0x44);
+    z[1] = _mm256_shuffle_ps(y[0], y[1], 0xee);
+    z[2] = _mm256_shuffle_ps(y[2], y[3], 0x44);
+    z[3] = _mm256_shuffle_ps(y[2], y[3], 0xee);
+}
+
+/* R rows times 16 keys, k in place. */
+MHA__INLINE MHA__AVX2 void mha__dots_rows_avx2(const int R, int k, const float *a, const float *b,
+                                               ptrdiff_t b_row, const float *next,
+                                               ptrdiff_t next_row, float *c)
+{
+    __m256 acc[4][2], z[4];
     int i, j, p, cc;
     MHA__UNROLL
-    for (i = 0; i < R; i++) {
-        MHA__UNROLL
-        for (p = 0; p < P; p++) acc[i][p] = _mm256_setzero_ps();
-    }
-    for (; k > 0;
-         k -= MHA__NR, a += (MHA__AVX2_MR - 1) * MHA__NR, next = next ? next + MHA__NR : NULL)
-        for (cc = 0; cc < MHA__NR; cc += 4, a += 4, b += 4) {
+    for (i = 0; i < R; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
+    for (; k > 0; k -= MHA__NR, a += (MHA__AVX2_MR - 1) * MHA__NR, next += MHA__NR - 8 * next_row)
+        for (cc = 0; cc < MHA__NR; cc += 4, a += 4, b += 4, next += 2 * next_row) {
+            const float *row = b;
             MHA__UNROLL
-            for (p = 0; p < P; p++) {
-                const float *row = b + 8 * p * b_row;
-                if (next) { /* a line of 2 keys for each 4 dims: all of them in the end */
-                    MHA__PREFETCH_L2(next + (8 * p + cc / 2) * b_row);
-                    MHA__PREFETCH_L2(next + (8 * p + cc / 2 + 1) * b_row);
-                }
+            for (p = 0; p < 2; p++) {
+                if (p) row += 8 * b_row;
+                mha__columns_avx2(row, b_row, next + 8 * p * next_row, next_row, z);
                 MHA__UNROLL
-                for (i = 0; i < 4; i++) /* keys i and i+4, dims 0 to 3 */
-                    x[i] =
-                        _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row + i * b_row)),
-                                             _mm_loadu_ps(row + (i + 4) * b_row), 1);
-                y[0] = _mm256_unpacklo_ps(x[0], x[1]);
-                y[1] = _mm256_unpacklo_ps(x[2], x[3]);
-                y[2] = _mm256_unpackhi_ps(x[0], x[1]);
-                y[3] = _mm256_unpackhi_ps(x[2], x[3]);
-                MHA__UNROLL
-                for (j = 0; j < 4; j++) { /* dim j, keys 0 to 7 */
-                    z = j % 2 ? _mm256_shuffle_ps(y[j / 2 * 2], y[j / 2 * 2 + 1], 0xee)
-                              : _mm256_shuffle_ps(y[j / 2 * 2], y[j / 2 * 2 + 1], 0x44);
+                for (j = 0; j < 4; j++) {
                     MHA__UNROLL
                     for (i = 0; i < R; i++)
-                        acc[i][p] =
-                            _mm256_fmadd_ps(_mm256_broadcast_ss(a + i * MHA__NR + j), z, acc[i][p]);
+                        acc[i][p] = _mm256_fmadd_ps(_mm256_broadcast_ss(a + i * MHA__NR + j), z[j],
+                                                    acc[i][p]);
                 }
             }
         }
     MHA__UNROLL
     for (i = 0; i < R; i++) {
-        MHA__UNROLL
-        for (p = 0; p < P; p++)
-            _mm256_storeu_ps(c + (p / 2 * MHA__AVX2_MR + i) * MHA__NR + p % 2 * 8, acc[i][p]);
+        _mm256_storeu_ps(c + i * MHA__NR, acc[i][0]);
+        _mm256_storeu_ps(c + i * MHA__NR + 8, acc[i][1]);
     }
 }
 
-/* One row takes two panels at a time, or the additions wait for each other. */
+/* One row takes 32 keys at a time, or the additions wait for each other. (How many is no parameter
+   of the one above: then clang 14 keeps acc in memory.) */
+MHA__INLINE MHA__AVX2 void mha__dots_row_avx2(int k, const float *a, const float *b,
+                                              ptrdiff_t b_row, const float *next,
+                                              ptrdiff_t next_row, float *c)
+{
+    __m256 acc[4], z[4];
+    int j, p, cc;
+    MHA__UNROLL
+    for (p = 0; p < 4; p++) acc[p] = _mm256_setzero_ps();
+    for (; k > 0; k -= MHA__NR, a += (MHA__AVX2_MR - 1) * MHA__NR, next += MHA__NR - 8 * next_row)
+        for (cc = 0; cc < MHA__NR; cc += 4, a += 4, b += 4, next += 2 * next_row) {
+            const float *row = b;
+            MHA__UNROLL
+            for (p = 0; p < 4; p++) {
+                if (p) row += 8 * b_row;
+                mha__columns_avx2(row, b_row, next + 8 * p * next_row, next_row, z);
+                MHA__UNROLL
+                for (j = 0; j < 4; j++)
+                    acc[p] = _mm256_fmadd_ps(_mm256_broadcast_ss(a + j), z[j], acc[p]);
+            }
+        }
+    MHA__UNROLL
+    for (p = 0; p < 4; p++)
+        _mm256_storeu_ps(c + p / 2 * MHA__AVX2_MR * MHA__NR + p % 2 * 8, acc[p]);
+}
+
 static MHA__AVX2 void mha__dots_avx2(int m, int np, int k, const float *a, const float *b,
                                      ptrdiff_t b_row, const float *next, float *c)
 {
     int did, rows, i;
     for (; np > 0; np -= did, b += did * MHA__NR * b_row, c += did * MHA__AVX2_MR * MHA__NR,
-                   next = next ? next + did * MHA__NR * b_row : NULL) {
+                   next += did * MHA__NR * next_row) {
         did = m == 1 && np >= 2 ? 2 : 1;
         for (i = 0; i < m; i += rows) {
             const float *x = a + i * MHA__NR;
             float *z = c + i * MHA__NR;
             rows = m - i >= 4 ? 4 : 1;
-            if (rows == 4) mha__dots_rows_avx2(4, 2, k, x, b, b_row, next, z);
-            else if (did == 2) mha__dots_rows_avx2(1, 4, k, x, b, b_row, next, z);
-            else mha__dots_rows_avx2(1, 2, k, x, b, b_row, next, z);
+            if (rows == 4) mha__dots_rows_avx2(4, k, x, b, b_row, next, next_row, z);
+            else if (did == 2) mha__dots_row_avx2(k, x, b, b_row, next, next_row, z);
+            else mha__dots_rows_avx2(1, k, x, b, b_row, next, next_row, z);
         }
     }
 }
@@ -1442,7 +1508,9 @@ MHA__INLINE MHA__AVX2 __m256 mha__poly_avx2(__m256 f)
 {
     __m256 p = _mm256_set1_ps(MHA__EXP2_C6);
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C5));
+    ptrdiff_t next_row = next ? b_row : 0;
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C4));
+    if (!next) next = a; /* something that is there, if it is asked for all the same */
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C3));
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C2));
     return _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C1));
@@ -1597,8 +1665,8 @@ static MHA__AVX2 void mha__copy_avx2(int n, const float *from, ptrdiff_t from_st
             y = _mm256_add_ps(y, _mm256_loadu_ps(bias + 8));
             bias += MHA__NR;
         } else {
-            x = _mm256_mul_ps(x, f);
-            y = _mm256_mul_ps(y, f);
+            x = _mm256_fmadd_ps(x, f, _mm256_setzero_ps());
+            y = _mm256_fmadd_ps(y, f, _mm256_setzero_ps());
         }
         _mm256_storeu_ps(to, x);
         _mm256_storeu_ps(to + 8, y);
@@ -2269,7 +2337,8 @@ static void mha__copy_neon(int n, const float *from, ptrdiff_t from_step, float 
     for (; n > 0; n--, from += from_step, to += to_step, bias = bias ? bias + MHA__NR : NULL)
         for (j = 0; j < MHA__NR; j += 4) {
             float32x4_t x = vld1q_f32(from + j);
-            vst1q_f32(to + j, bias ? vaddq_f32(x, vld1q_f32(bias + j)) : vmulq_n_f32(x, mul));
+            vst1q_f32(to + j, vaddq_f32(bias ? x : vmulq_n_f32(x, mul),
+                                        bias ? vld1q_f32(bias + j) : vdupq_n_f32(0.0f)));
         }
 }
 
@@ -3316,7 +3385,7 @@ static int mha__pack_local(ptrdiff_t batch, ptrdiff_t kv_heads, int threads, int
 /* Queries a unit takes of each head of a group: MHA__ROWS rows in all, evenly cut. */
 static ptrdiff_t mha__unit_queries(const mha__kernels *kern, ptrdiff_t group, ptrdiff_t seq)
 {
-    ptrdiff_t most = mha__max(MHA__ROWS / group, 1);
+    ptrdiff_t most = mha__max(MHA__ROWS / mha__max(group, 1), 1); /* never 0; clang-tidy asks */
     ptrdiff_t n = mha__div_up(seq, mha__div_up(seq, most));
     return mha__min(mha__div_up(n, kern->mr) * kern->mr, most);
 }
@@ -3756,7 +3825,7 @@ MHA__APART int mha__unit_end(mha__unit *u)
             job->kern->copy((int)(job->d_v / MHA__NR), from, mr * MHA__NR, to, MHA__NR, mul, NULL);
             from += job->d_v / MHA__NR * mr * MHA__NR;
             for (c = job->d_v / MHA__NR * MHA__NR; c < job->d_v; c++)
-                to[c] = from[c % MHA__NR] * mul;
+                to[c] = from[c % MHA__NR] * mul + 0.0f;
         } else {
             memset(to, 0, (size_t)job->d_v * sizeof(float));
         }
@@ -3920,8 +3989,9 @@ static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scrat
     int lazy = job->tiles == 1;
     mha__place k, v;
     mha__room(job, lazy ? mha__min(job->keys, MHA__KEYS) : job->keys, scratch, &k, &v);
-    if (!lazy && seq) {
-        mha__range(job, b, 0, seq, &lo, &hi);
+    lo = hi = 0;
+    if (!lazy && seq) mha__range(job, b, 0, seq, &lo, &hi);
+    if (lo < hi) { /* without keys, k and v may be null */
         mha__pack_k(job, b, g, lo / MHA__NR * MHA__NR, hi, &k, 0);
         if (!job->v_rows) mha__pack_v(job, b, g, lo / MHA__NR * MHA__NR, hi, &v, 0);
     }

@@ -540,11 +540,14 @@ TEST copy_contract(mha_isa isa)
             for (size_t i = 0; i < sizeof to / sizeof *to; i++) to[i] = f_bits(CANARY);
             for (int i = 0; i < n; i++) rng_fill(&r, from + i * from_step, MHA__NR);
             rng_fill(&r, bias, N * MHA__NR);
+#ifndef TEST_FAST_MATH
+            for (int i = 0; i < n; i++) from[i * from_step + 3] = i % 2 ? 0.0f : -0.0f;
+#endif
             kern->copy(n, from, from_step, to + 1, to_step, mul, way & 4 ? bias : NULL);
             for (int i = 0; i < n; i++)
                 for (int c = 0; c < MHA__NR; c++) {
                     const float x = from[i * from_step + c], b = bias[i * MHA__NR + c];
-                    volatile float want = way & 4 ? x + b : mul * x;
+                    volatile float want = way & 4 ? x + b : mul * x + 0.0f;
                     float *got = to + 1 + i * to_step + c;
                     ASSERT_EQ_FMT(bits_f(want), bits_f(*got), "%08x");
                     *got = f_bits(CANARY);
