@@ -68,8 +68,9 @@
    WHAT IT PROMISES
 
    - A query that may see no key gets 0 (weights 0, log-sum-exp -inf), not NaN.
-   - -inf in an additive mask excludes a key exactly; no finite value does. (A score below -2.3e38,
-     bias included, weighs 0 beside any other, and its value is then not read.)
+   - -inf in an additive mask excludes a key exactly; no finite value does. (A score below -2.3e38
+     weighs 0 beside any other, and its value is then not read; one that was below it on the way,
+     before its last term or its bias, may.)
    - What is excluded is never read into a result: NaN or Inf there cannot leak.
      NaN in something attended does propagate.
    - Scores of any size that fits a float do not overflow. Zero lengths (B, T or S = 0) are valid.
@@ -79,12 +80,13 @@
      sees and on the weights - not on the number of threads, nor on the batch around it, nor
      on whether the tokens came in one call or one by one through a cache.
      (One program on one instruction set; not under -ffast-math, nor with the x87 of old i386.)
-   - Memory beyond inputs and outputs is O(T*D), never O(T*T), unless you ask for the
+   - Memory beyond inputs and outputs is O(B*(T+S)*D), never O(T*S), unless you ask for the
      attention weights. With a workspace given, no call allocates, locks or calls the OS (the
      built-in pool does lock).
-   - Errors are values. Every call validates all it was given before it writes anything;
-     it never aborts and never prints. mha_strerror() gives a sentence, and the *_check()
-     functions give the exact reason with the numbers in it.
+   - Errors are values. Every call validates sizes, enums, lengths, alignment and how fields go
+     together before it writes anything; how large your buffers are, and whether they overlap, it
+     cannot see. It never aborts and never prints. mha_strerror() gives a sentence, and the
+     *_check() functions give the exact reason with the numbers in it.
 
 
    SPEED
@@ -93,8 +95,8 @@
    x86-64 (found at run time: plain cc -O2 is enough), NEON on aarch64, portable C elsewhere. q, k
    and v are written where attention reads them, scores exist one tile at a time, and what causal,
    windows and lengths exclude is not computed. Bring a workspace and threads to go faster. One query
-   at a time is as fast as memory brings the keys, from a cache or from where you hold them.
-   2^x is a polynomial in the kernels: within 1 ulp, 1.23 where there is no fused multiply-add.
+   at a time is limited by the speed of memory, whether keys are in a cache or in arrays of yours.
+   2^x is a polynomial in the kernels: within 1 ulp, or 1.23 ulp without fused multiply-add.
 
 
    OPTIONS (define before including, the same in every file where it says "all files")
@@ -158,9 +160,9 @@ extern "C" {
 typedef enum mha_status {
     MHA_OK = 0,
     MHA_ERR_NULL,      /* a required pointer is null */
-    MHA_ERR_SIZE,      /* a size is negative, zero where it must not be, or does not fit another */
+    MHA_ERR_SIZE,      /* a size, length or index is negative, zero or too large */
     MHA_ERR_OVERFLOW,  /* a product of sizes is more than this machine can address */
-    MHA_ERR_ENUM,      /* an enum field holds a value it does not have */
+    MHA_ERR_ENUM,      /* an enum holds a value it does not have */
     MHA_ERR_VALUE,     /* a number is NaN or infinite, or outside its range */
     MHA_ERR_CONFLICT,  /* two fields contradict each other */
     MHA_ERR_ALIGN,     /* a pointer is not aligned for what it points to */
@@ -199,15 +201,17 @@ typedef struct mha_mask_stride {
     ptrdiff_t batch, head, query, key;
 } mha_mask_stride;
 
-/* Query i stands at position i + (S - T), lower-right aligned, in a cache at its length + i;
-   with MHA_CAUSAL_UPPER_LEFT at i. Key j stands at j. */
+/* Key j is at position j. Query i is at position i + (S - T), so that the last query is where the
+   last key is; with MHA_CAUSAL_UPPER_LEFT at i. With a cache, S is its length after the call: query
+   i is at the length before it + i, or, with cache_only, at the length - T + i. */
 typedef enum mha_causal {
     MHA_NOT_CAUSAL = 0,
     MHA_CAUSAL,           /* key j visible to query i iff j <= i + (S - T): lower-right aligned */
     MHA_CAUSAL_UPPER_LEFT /* key j visible to query i iff j <= i, also when S != T */
 } mha_causal;
 
-/* All zero = no mask. What is given composes: exclusions AND together, biases add. */
+/* All zero = no mask. What is given composes: a key is seen only if all of it lets the key through,
+   and biases add. */
 typedef struct mha_mask {
     const unsigned char *allow; /* boolean mask: non-zero = attend, 0 = excluded; or null */
     mha_mask_stride allow_stride;
@@ -219,7 +223,8 @@ typedef struct mha_mask {
     const unsigned char *key_padding; /* [B,S] PyTorch's key_padding_mask: non-zero = EXCLUDED. For
                                          other strides use allow */
     int windowed;    /* 1: a query at position p sees keys p - left .. p + right only */
-    int left, right; /* of the window, 0 = none on that side, -1 = all; with windowed = 1 only */
+    int left, right; /* of the window, 0 = none on that side, -1 = all; with windowed = 1 only. The
+                        last W tokens, the query's own included, are left = W - 1 */
 } mha_mask;
 
 /* ---- threads ---------------------------------------------------------------------- */
@@ -263,6 +268,7 @@ MHA_API mha_parallel mha_pool_parallel(mha_pool *pool);
 
 /* Distance in elements between batch elements, heads and positions, of either sign; the d numbers
    of one head at one position are adjacent. All three zero is the default: contiguous [B,H,T,d].
+   Else all three count, and one that is 0 means shared: what is written may not be.
        [B,H,T,d] {H*T*d, T*d, d}     [B,T,H,d] {T*H*d, d, H*d}
        q, k, v side by side in [B,T,(H+G+G)*d]: {T*(H+2*G)*d, d, (H+2*G)*d}, three pointers */
 typedef struct mha_stride {
@@ -300,13 +306,15 @@ typedef struct mha_rope {
     int width;  /* how many numbers of each head are rotated, from the first; even. Default: d_k */
     float base; /* default 10000 */
     mha_rope_scaling scaling;
-    float factor;    /* of the longer context, >= 1. Default 1 */
+    float factor;    /* how many times longer than in training the context is, >= 1. Default 1 */
     int original;    /* YARN, LLAMA3: context of training, in tokens. Required there */
-    float beta_fast; /* YARN: rotations in it above which f stays. Default 32 */
-    float beta_slow; /* YARN: rotations in it below which f is divided. Default 1 */
+    float beta_fast; /* YARN: a pair that turns more often than this in original tokens keeps its f,
+                        default 32; */
+    float beta_slow; /* one that turns less often than this has f / factor, default 1 */
     float attention; /* YARN: multiplies cos and sin. Default: 0.1 ln(factor) + 1 */
-    float low_freq;  /* LLAMA3: rotations below which f is divided. Default 1 */
-    float high_freq; /* LLAMA3: rotations above which f stays. Default 4 */
+    float low_freq;  /* LLAMA3: a pair that turns less often than this in original tokens has
+                        f / factor, default 1; */
+    float high_freq; /* one that turns more often than this keeps its f, default 4 */
 } mha_rope;
 
 /* x [B,H,T,d] rotated in place, at stride (zero = contiguous), for those who bring their own q and
@@ -321,9 +329,9 @@ MHA_API mha_status mha_alibi_slopes(int heads, float *slopes);
 /* ---- number formats ------------------------------------------------------------------ */
 
 /* How weights and cached keys and values are kept. All arithmetic is float32. INT8 has a scale for
-   each output of a weight matrix, for each key and each value of a head in a cache. The error they
-   bring on N(0,1) data, of max|y|, D = 256: weights in F16 1.7e-4, BF16 1.4e-3, INT8 5.2e-3; a
-   cache 1.5e-4, 9.6e-4, 3.0e-3. */
+   each output of a weight matrix, for each key and each value of a head in a cache. The largest error
+   they bring on N(0,1) data, divided by max|y|, D = 256: weights in F16 1.7e-4, BF16 1.4e-3, INT8
+   5.2e-3; a cache 1.5e-4, 9.6e-4, 3.0e-3. */
 typedef enum mha_type {
     MHA_F32 = 0,
     MHA_F16,  /* IEEE half: 11 bits, up to 65504; larger numbers become infinite */
@@ -331,7 +339,8 @@ typedef enum mha_type {
     MHA_INT8  /* -127 .. 127 times a scale */
 } mha_type;
 
-/* n numbers between F32, F16 and BF16, to nearest even; from and to must not overlap. */
+/* n numbers between F32, F16 and BF16, to nearest even; from and to must not overlap. INT8, which
+   would need scales, is MHA_ERR_VALUE. */
 MHA_API mha_status mha_convert(mha_type from_type, const void *from, mha_type to_type, void *to,
                                size_t n);
 
@@ -383,8 +392,8 @@ typedef struct mha_weights {
     const float *b_out;           /* [D] */
     mha_layout layout;            /* of every matrix above. Default MHA_IN_OUT */
     const float *alibi;           /* [H] slopes, with cfg.alibi. Default: mha_alibi_slopes */
-    const float *sink;            /* [H] a score that takes part in the softmax of every row that
-                                     sees a key, and has no key; -inf: none. Default: none */
+    const float *sink;            /* [H] one more score, without a key, in the softmax of every row
+                                     that sees at least one; -inf: none. Default: none */
     const float *sink_value;      /* [H,d_v] what it adds. Default: nothing */
     const float *q_norm, *k_norm; /* [d_k] weights of cfg.qk_norm. Default: ones */
     const float *q_norm_bias, *k_norm_bias; /* [d_k] with MHA_NORM_LAYER. Default: zeros */
@@ -428,12 +437,13 @@ typedef struct mha_cache mha_cache;
 
    Sequences of different lengths lie side by side, without padding, when cu_seq says where each
    starts: x and y are then [seq,D], sequence b is rows cu_seq[b] .. cu_seq[b+1]-1, cu_seq[0] is 0,
-   and seq is cu_seq[B] or 0. T, and S, are those of the longest; lse is [H,seq], attn [H,seq,S],
-   attn_mean [seq,S]. cu_source is the same for source. */
+   and seq is the number of rows, cu_seq[B], or 0. T and S are then those of the longest sequence,
+   also for masks; lse is [H,seq], attn [H,seq,S], attn_mean [seq,S]. cu_source is the same for
+   source. */
 typedef struct mha_args {
-    int batch;             /* B */
+    int batch;             /* B. There is no default: 0 is an empty batch, nothing is done */
     int seq;               /* T */
-    int source_seq;        /* S, when source is set (0: no keys at all). Else 0 or T */
+    int source_seq;        /* S, with source: 0 means no keys, and y is b_out. Else 0 or T */
     const float *x;        /* [B,T,D] queries come from here */
     const float *source;   /* [B,S,d_source] keys and values come from here. Null: from x */
     const float *source_v; /* [B,S,d_source_v] values, if not from source too. Null: from source */
@@ -446,10 +456,11 @@ typedef struct mha_args {
     size_t workspace_size;
     mha_parallel parallel; /* default: serial */
     mha_cache *cache; /* self-attention: x is appended to it, and attends to all it holds. S is then
-                         the longest length after that, and source_seq 0 or S. Default: none */
+                         the longest length after that, and source_seq 0 or S: so many columns have
+                         attn and attn_mean, of a ring too, where most are 0. Default: none */
     int cache_only;   /* 1: x is not appended, it attends to what the cache holds: cross-attention
-                         to a source that mha_cache_append put there. With rope and a cache of its
-                         own tokens, give positions too */
+                         to a source that mha_cache_append put there. If the cache holds this
+                         layer's own tokens, and with rope, give positions too */
     const int *cu_seq;    /* [B+1] sequences of different lengths, see above. Default: none */
     const int *cu_source; /* [B+1] the same for source; source_seq = cu_source[B] or 0 */
     const int *positions; /* [B,T] or [seq]: positions for rope. Default: 0, 1, ... in each
@@ -465,7 +476,7 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
 /* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads, on what
    cu_seq and cu_source hold, on which of source, attn, attn_mean, cache and cache_only are set and
    on the cache's type; not on how much a cache holds, so that one workspace serves every step of
-   the same batch and seq. Where lengths change with every call, take the most of what comes. */
+   the same batch and seq. Where lengths change from call to call, take that of the longest. */
 MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes);
 
 /* The status mha_forward would give, and the reason: as mha_layer_check. */
@@ -476,7 +487,7 @@ MHA_API mha_status mha_forward_check(const mha_layer *layer, const mha_args *arg
 
 typedef struct mha_cache_config {
     int batch;     /* sequences. Required */
-    int capacity;  /* tokens of each. Required */
+    int capacity;  /* tokens of each. Required. A ring takes memory for the next multiple of 256 */
     int ring;      /* 1: sequences of any length (up to INT_MAX), of which the last capacity tokens
                       are kept, for windowed attention: every mha_forward needs mask.windowed, with
                       left + its own tokens <= capacity */
@@ -489,8 +500,9 @@ typedef struct mha_cache_config {
    = MHA_CAUSAL; position = length of the cache + i). One long call, several short ones or token by
    token: same bits. Without MHA_CAUSAL the tokens of one call see each other both ways. Masks allow
    and bias are [T,S], column j being position j; source, key_len and MHA_CAUSAL_UPPER_LEFT are
-   refused. No room: MHA_ERR_FULL, and nothing is changed. A cache fits any layer with the same
-   n_kv_heads, d_k and d_v; one call at a time may use it. On error *cache is set to null. */
+   refused, all other masks are not. No room: MHA_ERR_FULL, and nothing is changed. A cache fits any
+   layer with the same n_kv_heads, d_k and d_v; one call at a time may use it. On error *cache is
+   set to null. */
 #ifndef MHA_NO_MALLOC
 MHA_API mha_status mha_cache_create(mha_cache **cache, const mha_layer *layer,
                                     const mha_cache_config *cfg);
@@ -506,26 +518,32 @@ MHA_API mha_status mha_cache_size(const mha_layer *layer, const mha_cache_config
 MHA_API mha_status mha_cache_init(mha_cache **cache, void *buffer, size_t bytes,
                                   const mha_layer *layer, const mha_cache_config *cfg);
 
+/* The status mha_cache_create would give, and the reason: as mha_layer_check. */
+MHA_API mha_status mha_cache_check(const mha_layer *layer, const mha_cache_config *cfg, char *why,
+                                   size_t why_size);
+
 /* Projects args.source (or, if that is null, args.x) and appends keys and values to args.cache: no
    queries, no y; mask and cache_only do not matter. For cross-attention: once per source, then
-   mha_forward with cache_only = 1 as often as needed. The workspace of mha_workspace_size for the
-   same args without a mask, cache_only = 0, is enough. */
+   mha_forward with cache_only = 1 as often as needed. Sources of different lengths: cu_source, or
+   padded ones and then mha_cache_truncate each. The workspace of mha_workspace_size for the same
+   args without a mask, cache_only = 0, is enough. */
 MHA_API mha_status mha_cache_append(const mha_layer *layer, const mha_args *args);
 
 /* Tokens that sequence slot holds (of a ring: has had); -1 if there is no such slot. */
 MHA_API int mha_cache_length(const mha_cache *cache, int slot);
 
 /* Forgets all but the first length tokens of sequence slot, or of every one if slot is -1: to
-   take back rejected tokens. Refused where a sequence is shorter. A ring can go back only as far as
-   it still holds the window of the next call, which says so if it does not. */
+   take back rejected tokens. Refused where a sequence is shorter. A ring forgets what its capacity
+   cannot hold: if the window of the next mha_forward reaches back to that, the call is refused. */
 MHA_API mha_status mha_cache_truncate(mha_cache *cache, int slot, int length);
 
 /* Forgets sequence slot, or every one if slot is -1. */
 MHA_API mha_status mha_cache_reset(mha_cache *cache, int slot);
 
 /* Sequence to_slot of to becomes a copy of the first length tokens of from_slot of from (length -1:
-   all of them): to share a prefix. Two caches, or two slots of one, of the same shape and type; a
-   ring can only be copied whole. */
+   all of them): to share a prefix. Between two slots of one cache, or two caches with the same
+   n_kv_heads, d_k, d_v and type; batch and capacity may differ if the tokens fit. A ring can only be
+   copied whole, to a ring of the same capacity. */
 MHA_API mha_status mha_cache_fork(mha_cache *to, int to_slot, const mha_cache *from, int from_slot,
                                   int length);
 
@@ -545,11 +563,11 @@ MHA_API mha_status mha_cache_info(const mha_cache *cache, mha_cache_facts *facts
 /* ---- core: attention on q, k, v ------------------------------------------------------- */
 
 typedef struct mha_sdpa_args {
-    int batch;      /* B */
+    int batch;      /* B. There is no default: 0 is an empty batch, nothing is done */
     int heads;      /* H. Required */
     int kv_heads;   /* G: must divide heads. Default: heads */
     int seq;        /* T */
-    int source_seq; /* S */
+    int source_seq; /* S. 0: no keys, o is 0 */
     int d_k;        /* width of q and k. Required */
     int d_v;        /* width of v and o. Default: d_k */
     float scale;    /* default: 1/sqrt(d_k) */
@@ -594,11 +612,13 @@ MHA_API mha_status mha_merge(int batch, int heads, int seq, int d, const float *
 /* 1. x [B,T,D] -> q [B,T,H*d_k];  source [B,S,d_source] -> k [B,S,G*d_k], v [B,S,G*d_v], q and k
    normed and rotated as the layer says. Uses batch, seq, source_seq, x, source, source_v, cu_seq,
    cu_source, positions, source_positions, workspace and parallel of args, and checks the rest; q, k
-   or v may be null if not wanted. The workspace of mha_forward is enough. No cache. */
+   or v may be null if not wanted, but x and source are what mha_forward needs. The workspace of
+   mha_forward is enough. No cache. */
 MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args, float *q, float *k,
                                    float *v);
 
-/* 2. x [B,T,H*d] -> y [B,H,T,d]. x and y must not overlap. */
+/* 2. x [B,T,H*d] -> y [B,H,T,d]. x and y must not overlap. (Sizes in the order of x: seq, then
+   heads; so in 4.) */
 MHA_API mha_status mha_split_heads(int batch, int seq, int heads, int d, const float *x, float *y);
 
 /* 3. mha_sdpa.   4. x [B,H,T,d] -> y [B,T,H*d]. x and y must not overlap. */
@@ -725,6 +745,18 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 #define MHA__PREFETCH_L2(p) ((void)(p))
 #endif
 
+/* For mha__dots_avx2. Opaque: p is unknown from here on, so an address made of it is made anew, not
+   kept; gcc does as well without. Asks: whether keys are asked for ahead of their use; a condition in
+   the inner loop makes clang keep registers on the stack, half as fast in cache, and without it gcc
+   is 6 % slower from DRAM. */
+#ifdef __clang__
+#define MHA__OPAQUE(p) __asm__("" : "+r"(p))
+#define MHA__ASKS(next_row) 1
+#else
+#define MHA__OPAQUE(p) ((void)(p))
+#define MHA__ASKS(next_row) ((next_row) != 0)
+#endif
+
 /* gcc -O3 vectorises the portable product along k, at a quarter of the speed it has along the
    16 columns. */
 #if defined(__GNUC__) && !defined(__clang__)
@@ -745,18 +777,6 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 #elif defined(_MSC_VER) && defined(_WIN64)
 #include <intrin.h>
 #define MHA__FETCH_ADD(p) ((size_t)_InterlockedExchangeAdd64((volatile __int64 *)(p), 1))
-/* For mha__dots_avx2. Opaque: p is unknown from here on, so an address made of it is made anew, not
-   kept; gcc does as well without. Asks: whether keys are asked for ahead of their use; a condition in
-   the inner loop makes clang keep registers on the stack, half as fast in cache, and without it gcc
-   is 6 % slower from DRAM. */
-#ifdef __clang__
-#define MHA__OPAQUE(p) __asm__("" : "+r"(p))
-#define MHA__ASKS(next_row) 1
-#else
-#define MHA__OPAQUE(p) ((void)(p))
-#define MHA__ASKS(next_row) ((next_row) != 0)
-#endif
-
 #endif
 
 #ifndef MHA__STORE
@@ -1286,6 +1306,7 @@ static void mha__times_scalar(int m, int np, float *c, const float *col)
                 c[(p * MHA__SCALAR_MR + i) * MHA__NR + j] *= col[p * MHA__NR + j];
 }
 
+/* Of copies that overlap nothing, 16 at a time, as compilers vectorise it then. */
 static void mha__widen_scalar(mha_type type, ptrdiff_t n, const void *from, float *to)
 {
     const char *at = (const char *)from;
@@ -1317,7 +1338,6 @@ static const mha__kernels mha__scalar = { MHA_ISA_SCALAR,
                                           mha__shape_scalar,
                                           mha__weigh_scalar,
                                           mha__copy_scalar,
-/* Of copies that overlap nothing, 16 at a time, as compilers vectorise it then. */
                                           mha__transpose_scalar,
                                           mha__times_scalar,
                                           mha__widen_scalar,
@@ -1488,7 +1508,9 @@ MHA__INLINE MHA__AVX2 void mha__dots_row_avx2(int k, const float *a, const float
 static MHA__AVX2 void mha__dots_avx2(int m, int np, int k, const float *a, const float *b,
                                      ptrdiff_t b_row, const float *next, float *c)
 {
+    ptrdiff_t next_row = next ? b_row : 0;
     int did, rows, i;
+    if (!next) next = a; /* something that is there, if it is asked for all the same */
     for (; np > 0; np -= did, b += did * MHA__NR * b_row, c += did * MHA__AVX2_MR * MHA__NR,
                    next += did * MHA__NR * next_row) {
         did = m == 1 && np >= 2 ? 2 : 1;
@@ -1508,9 +1530,7 @@ MHA__INLINE MHA__AVX2 __m256 mha__poly_avx2(__m256 f)
 {
     __m256 p = _mm256_set1_ps(MHA__EXP2_C6);
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C5));
-    ptrdiff_t next_row = next ? b_row : 0;
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C4));
-    if (!next) next = a; /* something that is there, if it is asked for all the same */
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C3));
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C2));
     return _mm256_fmadd_ps(p, f, _mm256_set1_ps(MHA__EXP2_C1));
@@ -4455,7 +4475,7 @@ MHA_API const char *mha_strerror(mha_status status)
     case MHA_OK: return "no error";
     case MHA_ERR_NULL: return "a required pointer is null";
     case MHA_ERR_SIZE:
-        return "a size is negative, zero where it must not be, or does not fit another";
+        return "a size, length or index is negative, too large, or zero where it may not be";
     case MHA_ERR_OVERFLOW: return "the sizes multiply to more memory than can be addressed";
     case MHA_ERR_ENUM: return "an enum field holds an unknown value";
     case MHA_ERR_VALUE: return "a number is not finite or outside its range";
@@ -4549,8 +4569,8 @@ static mha_status mha__check_heads(mha__why *why, const char *heads_name, int he
     if ((st = mha__check_size(why, kv_name, *kv, 0)) != MHA_OK) return st;
     if (*kv == 0) *kv = heads;
     if (heads % *kv != 0)
-        return mha__fail(why, MHA_ERR_SIZE, "# query heads do not divide evenly among @ #", kv_name,
-                         heads, *kv);
+        return mha__fail(why, MHA_ERR_SIZE, "@ # does not divide the # query heads", kv_name, *kv,
+                         heads);
     if ((st = mha__check_size(why, "d_k", *d_k, 1)) != MHA_OK) return st;
     if ((st = mha__check_size(why, "d_v", *d_v, 0)) != MHA_OK) return st;
     if (*d_v == 0) *d_v = *d_k;
@@ -4838,6 +4858,27 @@ static mha_stride mha__stride_or(mha_stride s, ptrdiff_t heads, ptrdiff_t seq, p
     return s;
 }
 
+/* Rows of d numbers are written there, so none may lie on another: a stride that was forgotten. */
+static mha_status mha__check_apart(mha__why *why, const char *name, ptrdiff_t stride, ptrdiff_t n,
+                                   ptrdiff_t d)
+{
+    if (n <= 1 || stride >= d || stride <= -d) return MHA_OK;
+    return mha__fail(why, MHA_ERR_CONFLICT,
+                     "@ is #: rows of # numbers, which are written, would overlap", name, stride,
+                     d);
+}
+
+static mha_status mha__check_rows(mha__why *why, mha_stride s, ptrdiff_t batch, ptrdiff_t heads,
+                                  ptrdiff_t seq, ptrdiff_t d)
+{
+    mha_status st;
+    if (batch == 0 || seq == 0 || (!s.batch && !s.head && !s.seq)) return MHA_OK;
+    if ((st = mha__check_apart(why, "o_stride.batch", s.batch, batch, d)) ||
+        (st = mha__check_apart(why, "o_stride.head", s.head, heads, d)))
+        return st;
+    return mha__check_apart(why, "o_stride.seq", s.seq, seq, d);
+}
+
 /* Validates; r becomes *args with every default filled in. need_data: pointers too. */
 static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mha_sdpa_args *r,
                                     mha__dims *d, mha__plan *plan, int need_data)
@@ -4894,6 +4935,8 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
     if (need_data && r->o && r->o == r->q && weights)
         return mha__fail(why, MHA_ERR_CONFLICT,
                          "o may not be q when attn or attn_mean is asked for", "", 0, 0);
+    if ((st = mha__check_rows(why, args->o_stride, d->qb, r->heads, d->qt, r->d_v)) != MHA_OK)
+        return st;
     if (need_data) return mha__check_workspace(why, r->workspace, r->workspace_size, plan->total);
     return plan->total > MHA__BIGGEST ? mha__check_workspace(why, NULL, 0, plan->total) : MHA_OK;
 }
@@ -4973,6 +5016,7 @@ MHA_API mha_status mha_merge(int batch, int heads, int seq, int d, const float *
         (st = mha__check_tensor(&w, "lse", lse, 0, batch, heads, seq, 1)))
         return st;
     if (batch == 0 || seq == 0) return MHA_OK;
+    if ((st = mha__check_rows(&w, stride, batch, heads, seq, d)) != MHA_OK) return st;
     stride = mha__stride_or(stride, heads, seq, d);
     for (b = 0; b < batch; b++)
         for (h = 0; h < heads; h++)
@@ -4997,6 +5041,9 @@ MHA_API mha_status mha_merge(int batch, int heads, int seq, int d, const float *
 /* Validates; fills in the defaults of r. d: width of a head. */
 static mha_status mha__rope_resolve(mha__why *why, mha_rope *r, int d)
 {
+    int yarn = r->scaling == MHA_ROPE_YARN, llama = r->scaling == MHA_ROPE_LLAMA3;
+    const char *unused;
+    float size;
     mha_status st;
     if ((unsigned)r->layout > (unsigned)MHA_ROPE_INTERLEAVED)
         return mha__fail(why, MHA_ERR_ENUM, "rope.layout is #, which is no mha_rope_layout", "",
@@ -5030,20 +5077,33 @@ static mha_status mha__rope_resolve(mha__why *why, mha_rope *r, int d)
     if (r->factor == 0.0f) r->factor = 1.0f;
     if (r->beta_fast == 0.0f) r->beta_fast = 32.0f;
     if (r->beta_slow == 0.0f) r->beta_slow = 1.0f;
-    if (r->attention == 0.0f) r->attention = (float)(0.1 * log((double)r->factor) + 1.0);
+    size = (float)(0.1 * log((double)r->factor) + 1.0);
+    if (r->attention == 0.0f) r->attention = size;
     if (r->low_freq == 0.0f) r->low_freq = 1.0f;
     if (r->high_freq == 0.0f) r->high_freq = 4.0f;
-    if ((r->scaling == MHA_ROPE_YARN || r->scaling == MHA_ROPE_LLAMA3) && r->original == 0)
+    if ((yarn || llama) && r->original == 0)
         return mha__fail(why, MHA_ERR_VALUE, "rope.original is 0; this rope.scaling needs it", "",
                          0, 0);
-    if ((r->scaling == MHA_ROPE_YARN && !(r->base > 1.0f)) ||
-        (r->scaling == MHA_ROPE_LLAMA3 && !(r->high_freq > r->low_freq)) ||
-        (r->scaling == MHA_ROPE_NTK && r->width == 2))
-        return mha__fail(why, MHA_ERR_VALUE,
-                         "this rope.scaling needs rope.base above 1, rope.high_freq above "
-                         "rope.low_freq, or rope.width above 2",
-                         "", 0, 0);
-    return MHA_OK;
+    if (yarn && !(r->base > 1.0f))
+        return mha__fail(why, MHA_ERR_VALUE, "MHA_ROPE_YARN needs rope.base above 1", "", 0, 0);
+    if (yarn && !(r->beta_fast >= r->beta_slow))
+        return mha__fail(why, MHA_ERR_VALUE, "rope.beta_fast is below rope.beta_slow", "", 0, 0);
+    if (llama && !(r->high_freq > r->low_freq))
+        return mha__fail(why, MHA_ERR_VALUE, "rope.high_freq is not above rope.low_freq", "", 0, 0);
+    if (r->scaling == MHA_ROPE_NTK && r->width == 2)
+        return mha__fail(why, MHA_ERR_VALUE, "MHA_ROPE_NTK needs rope.width above 2", "", 0, 0);
+    /* what is not used must be 0, or the default that mha_layer_config gives */
+    unused = r->scaling == MHA_ROPE_PLAIN && r->factor > 1.0f      ? "factor"
+             : !yarn && !llama && r->original                      ? "original"
+             : !yarn && mha__bits(r->beta_fast) != mha__bits(32)   ? "beta_fast"
+             : !yarn && mha__bits(r->beta_slow) != mha__bits(1)    ? "beta_slow"
+             : !yarn && mha__bits(r->attention) != mha__bits(size) ? "attention"
+             : !llama && mha__bits(r->low_freq) != mha__bits(1)    ? "low_freq"
+             : !llama && mha__bits(r->high_freq) != mha__bits(4)   ? "high_freq"
+                                                                   : NULL;
+    if (!unused) return MHA_OK;
+    return mha__fail(why, MHA_ERR_CONFLICT, "rope.@ is set, but this rope.scaling does not use it",
+                     unused, 0, 0);
 }
 
 MHA_API mha_status mha_rotate(const mha_rope *rope, int batch, int heads, int seq, int d, float *x,
@@ -5061,6 +5121,7 @@ MHA_API mha_status mha_rotate(const mha_rope *rope, int batch, int heads, int se
         (st = mha__check_tensor(&w, "x", x, 1, batch, heads, seq, d)) ||
         (st = mha__check_ints(&w, "positions", positions)))
         return st;
+    if ((st = mha__check_rows(&w, stride, batch, heads, seq, d)) != MHA_OK) return st;
     if (r.layout == MHA_ROPE_NONE || batch == 0 || seq == 0) return MHA_OK;
     stride = mha__stride_or(stride, heads, seq, d);
     for (i = 0; i < r.width / 2; i++) { /* one pair of all rows after the other: no table needed */
@@ -5102,8 +5163,9 @@ MHA_API mha_status mha_convert(mha_type from_type, const void *from, mha_type to
                                size_t n)
 {
     size_t i;
-    if ((unsigned)from_type > (unsigned)MHA_BF16 || (unsigned)to_type > (unsigned)MHA_BF16)
+    if ((unsigned)from_type > (unsigned)MHA_INT8 || (unsigned)to_type > (unsigned)MHA_INT8)
         return MHA_ERR_ENUM;
+    if (from_type == MHA_INT8 || to_type == MHA_INT8) return MHA_ERR_VALUE;
     if (n == 0) return MHA_OK;
     if (!from || !to) return MHA_ERR_NULL;
     if ((uintptr_t)from % mha__type_size(from_type) || (uintptr_t)to % mha__type_size(to_type))
@@ -5422,19 +5484,23 @@ typedef struct mha__cache_plan {
 } mha__cache_plan;
 
 /* Validates; c becomes the cache, but for its pointers. */
-static mha_status mha__cache_plan_make(const mha_layer *layer, const mha_cache_config *cfg,
-                                       mha_cache *c, mha__cache_plan *plan)
+static mha_status mha__cache_plan_make(mha__why *why, const mha_layer *layer,
+                                       const mha_cache_config *cfg, mha_cache *c,
+                                       mha__cache_plan *plan)
 {
-    mha__why why = mha__why_make(NULL, 0);
     mha_status st;
     int i;
     memset(c, 0, sizeof *c);
-    if (!layer || !cfg) return MHA_ERR_NULL;
-    if (cfg->batch < 1 || cfg->capacity < 1) return MHA_ERR_SIZE;
-    if ((st = mha__check_flag(&why, "ring", cfg->ring)) ||
-        (st = mha__check_type(&why, "type", cfg->type)))
+    if (!layer) return mha__fail(why, MHA_ERR_NULL, "layer is null", "", 0, 0);
+    if (!cfg) return mha__fail(why, MHA_ERR_NULL, "cfg is null", "", 0, 0);
+    if ((st = mha__check_size(why, "batch", cfg->batch, 1)) ||
+        (st = mha__check_size(why, "capacity", cfg->capacity, 1)) ||
+        (st = mha__check_flag(why, "ring", cfg->ring)) ||
+        (st = mha__check_type(why, "type", cfg->type)))
         return st;
-    if (cfg->ring && cfg->capacity > INT_MAX - MHA__KEYS) return MHA_ERR_OVERFLOW;
+    if (cfg->ring && cfg->capacity > INT_MAX - MHA__KEYS)
+        return mha__fail(why, MHA_ERR_OVERFLOW, "capacity is #; a ring's can be # at most", "",
+                         cfg->capacity, INT_MAX - MHA__KEYS);
     c->cfg = *cfg;
     c->kv_heads = layer->cfg.n_kv_heads;
     c->d_k = layer->cfg.d_k;
@@ -5448,7 +5514,10 @@ static mha_status mha__cache_plan_make(const mha_layer *layer, const mha_cache_c
         plan->part[i] =
             mha__take(&plan->total, mha__mul(mha__cache_part(c, i), (size_t)cfg->batch));
     plan->total = mha__add(plan->total, 63);
-    return plan->total > MHA__BIGGEST ? MHA_ERR_OVERFLOW : MHA_OK;
+    if (plan->total <= MHA__BIGGEST) return MHA_OK;
+    return mha__fail(why, MHA_ERR_OVERFLOW,
+                     "batch # with capacity # would be more bytes than can be addressed", "",
+                     cfg->batch, cfg->capacity);
 }
 
 static mha_cache *mha__cache_fill(void *buffer, const mha_cache *made, const mha__cache_plan *plan)
@@ -5470,23 +5539,34 @@ static mha_cache *mha__cache_fill(void *buffer, const mha_cache *made, const mha
 MHA_API mha_status mha_cache_size(const mha_layer *layer, const mha_cache_config *cfg,
                                   size_t *bytes)
 {
+    mha__why w = mha__why_make(NULL, 0);
     mha_cache made;
     mha__cache_plan plan;
-    mha_status st = mha__cache_plan_make(layer, cfg, &made, &plan);
+    mha_status st = mha__cache_plan_make(&w, layer, cfg, &made, &plan);
     if (!bytes) return MHA_ERR_NULL;
     if (st == MHA_OK) *bytes = plan.total;
     return st;
 }
 
+MHA_API mha_status mha_cache_check(const mha_layer *layer, const mha_cache_config *cfg, char *why,
+                                   size_t why_size)
+{
+    mha__why w = mha__why_make(why, why_size);
+    mha_cache made;
+    mha__cache_plan plan;
+    return mha__cache_plan_make(&w, layer, cfg, &made, &plan);
+}
+
 MHA_API mha_status mha_cache_init(mha_cache **cache, void *buffer, size_t bytes,
                                   const mha_layer *layer, const mha_cache_config *cfg)
 {
+    mha__why w = mha__why_make(NULL, 0);
     mha_cache made;
     mha__cache_plan plan;
     mha_status st;
     if (!cache) return MHA_ERR_NULL;
     *cache = NULL;
-    if ((st = mha__cache_plan_make(layer, cfg, &made, &plan)) != MHA_OK) return st;
+    if ((st = mha__cache_plan_make(&w, layer, cfg, &made, &plan)) != MHA_OK) return st;
     if (!buffer) return MHA_ERR_NULL;
     if (bytes < plan.total) return MHA_ERR_BUFFER;
     *cache = mha__cache_fill(buffer, &made, &plan);
@@ -5497,13 +5577,14 @@ MHA_API mha_status mha_cache_init(mha_cache **cache, void *buffer, size_t bytes,
 MHA_API mha_status mha_cache_create(mha_cache **cache, const mha_layer *layer,
                                     const mha_cache_config *cfg)
 {
+    mha__why w = mha__why_make(NULL, 0);
     mha_cache made;
     mha__cache_plan plan;
     mha_status st;
     void *buffer;
     if (!cache) return MHA_ERR_NULL;
     *cache = NULL;
-    if ((st = mha__cache_plan_make(layer, cfg, &made, &plan)) != MHA_OK) return st;
+    if ((st = mha__cache_plan_make(&w, layer, cfg, &made, &plan)) != MHA_OK) return st;
     buffer = MHA_MALLOC(plan.total);
     if (!buffer) return MHA_ERR_MEMORY;
     *cache = mha__cache_fill(buffer, &made, &plan);
@@ -5549,7 +5630,8 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
     if (cache->cfg.ring && !(need & MHA__APPEND) && (need & MHA__WORK) &&
         (!r->mask.windowed || r->mask.left < 0))
         return mha__fail(why, MHA_ERR_CONFLICT,
-                         "the cache is a ring: it needs mask.windowed and mask.left", "", 0, 0);
+                         "the cache is a ring: it needs mask.windowed = 1 and mask.left >= 0", "",
+                         0, 0);
     for (b = 0; b < r->batch; b++) {
         ptrdiff_t more = mha__brought(r, d, b), had = cache->length[b], room, asked, left;
         room = (cache->cfg.ring ? INT_MAX : cache->cfg.capacity) - had;
@@ -5612,8 +5694,9 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
         return mha__fail(why, MHA_ERR_CONFLICT, "cache_only is 1 but cache is null", "", 0, 0);
     if (r->cache && r->source && !(need & MHA__APPEND))
         return mha__fail(why, MHA_ERR_CONFLICT, "cache and source are both set", "", 0, 0);
-    if (!r->source && r->source_v)
-        return mha__fail(why, MHA_ERR_CONFLICT, "source_v is given but source is null", "", 0, 0);
+    if (!r->source && (r->source_v || r->source_positions))
+        return mha__fail(why, MHA_ERR_CONFLICT, "@ is given but source is null",
+                         r->source_v ? "source_v" : "source_positions", 0, 0);
     keys_from_x = !r->source;
     need_k = (need & MHA__X) && !r->cache_only;
     if (keys_from_x) {
@@ -5906,6 +5989,7 @@ MHA_API mha_status mha_cache_append(const mha_layer *layer, const mha_args *args
     mha_status st;
     memset(&only, 0, sizeof only);
     if (args) {
+        if (args->seq < 0 || args->source_seq < 0) return MHA_ERR_SIZE;
         only.batch = args->batch;
         only.seq = args->source ? 0 : args->seq;
         only.cu_seq = args->source ? NULL : args->cu_seq;

@@ -2288,8 +2288,9 @@ static void refuse_stages(const net *l, const mha_args *a, int fine)
     used.y = used.attn = used.attn_mean = used.lse = NULL;
     used.gate = NULL;
     used.cache_only = 0;
-    if (used.source) used.x = NULL, used.seq = 0, used.cu_seq = NULL;
-    else used.source_seq = 0;
+    if (used.source) used.x = NULL, used.cu_seq = NULL;
+    if (used.source && used.seq > 0) used.seq = 0;
+    if (!used.source && used.source_seq > 0) used.source_seq = 0;
     require_status("mha_cache_append, but for what it uses", mha_cache_append(layer, &used), st);
     if (lets_pass(st))
         require_status("mha_workspace_size", mha_workspace_size(layer, &used, &bytes), MHA_OK);
@@ -2504,6 +2505,7 @@ static void refuse_change(const net *l, const mha_cache_config *cfg, char *memor
 
 static void refuse_cache(void)
 {
+    char why[160];
     net l;
     mha_cache *cache = NULL;
     mha_cache_config cfg;
@@ -2517,6 +2519,8 @@ static void refuse_cache(void)
     cfg.type = chance(30) ? (mha_type)bad_int() : (mha_type)pick(0, 3);
     st = mha_cache_size(l.layer, &cfg, &bytes);
     tell("status", st);
+    require_status("mha_cache_check", mha_cache_check(l.layer, &cfg, why, sizeof why), st);
+    require((why[0] == 0) == (st == MHA_OK), "mha_cache_check's sentence");
     if (st == MHA_OK) {
         char *memory = (char *)take(bytes < 1 << 20 ? bytes : 1);
         require(cfg.batch > 0 && cfg.capacity > 0 && !outside(cfg.ring, 0, 1) &&

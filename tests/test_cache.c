@@ -1223,6 +1223,9 @@ TEST append_refuses(void)
     REFUSED(MHA_ERR_FULL, a.seq = ECAP + 1);
     REFUSED(MHA_ERR_FULL, a.x = NULL; a.source = e.x; a.source_seq = ECAP + 1; a.seq = 0);
     REFUSED(MHA_ERR_SIZE, a.seq = -1);
+    REFUSED(MHA_ERR_SIZE, a.source_seq = -1);
+    REFUSED(MHA_ERR_CONFLICT, a.parallel.threads = 2);
+    REFUSED(MHA_ERR_SIZE, a.x = NULL; a.source = e.x; a.source_seq = ET; a.seq = -1);
     REFUSED(MHA_ERR_VALUE, a.cu_seq = down; a.seq = 0);
     REFUSED(MHA_ERR_CONFLICT, a.cu_seq = right; a.seq = 5);
     REFUSED(MHA_ERR_VALUE, a.x = NULL; a.source = e.x; a.seq = 0; a.cu_source = down);
@@ -1375,9 +1378,10 @@ TEST slots_refuse(void)
     PASS();
 }
 
-#define CREATE_REFUSED(status, change) \
+#define CREATE_REFUSED(status, change, sentence) \
     do { \
         size_t n_ = 1; \
+        char why_[160]; \
         cfg = cache_cfg(EB, ECAP, 0); \
         c = cache; \
         change; \
@@ -1387,11 +1391,71 @@ TEST slots_refuse(void)
         ASSERT_STATUS((status), mha_cache_init(&c, buffer, bytes, e.l.n.layer, &cfg)); \
         ASSERT_EQ(NULL, c); \
         ASSERT_STATUS((status), mha_cache_size(e.l.n.layer, &cfg, &n_)); \
+        ASSERT_STATUS((status), mha_cache_check(e.l.n.layer, &cfg, NULL, 0)); \
+        ASSERT_STATUS((status), mha_cache_check(e.l.n.layer, &cfg, why_, sizeof why_)); \
+        ASSERT_STR_EQ((sentence), why_); \
     } while (0)
+
+/* A ring takes the memory of the next multiple of 256. */
+TEST size_of_ring(void)
+{
+    const int capacity[5][2] = {
+        { 1, 256 }, { 255, 256 }, { 256, 256 }, { 257, 512 }, { 512, 512 }
+    };
+    bench e;
+    ASSERT_STATUS(MHA_OK, bench_make(&e, 0));
+    for (int i = 0; i < 5; i++) {
+        mha_cache_config ring = cache_cfg(EB, capacity[i][0], 1);
+        mha_cache_config linear = cache_cfg(EB, capacity[i][1], 0);
+        size_t bytes[2] = { 0, 1 };
+        ASSERT_STATUS(MHA_OK, mha_cache_size(e.l.n.layer, &ring, &bytes[0]));
+        ASSERT_STATUS(MHA_OK, mha_cache_size(e.l.n.layer, &linear, &bytes[1]));
+        ASSERT_EQ(bytes[0], bytes[1]);
+    }
+    bench_free(&e);
+    PASS();
+}
+
+/* Sources of different lengths: padded, then cut to their lengths, or side by side. */
+TEST sources_of_lengths(void)
+{
+    enum { S = 21, T = 2, W = 14 };
+    const int length[B] = { S, 1, 17 }, cu[B + 1] = { 0, S, S + 1, S + 18 };
+    rich l = rich_weights(MHA_ISA_AUTO, W, 6, 3, 6, 7, 0, 0, 0, test_seed);
+    rng r = rng_make(test_seed + 91);
+    float *x = rng_floats(&r, B * T * W), *padded = rng_floats(&r, B * S * W);
+    float *packed = nan_floats(B * S * W), *y[2] = { nan_floats(B * T * W), nan_floats(B * T * W) };
+    ASSERT_STATUS(MHA_OK, rich_create(&l));
+    for (int b = 0; b < B; b++)
+        memcpy(packed + cu[b] * W, padded + b * S * W, (size_t)(length[b] * W) * sizeof(float));
+    for (int way = 0; way < 2; way++) {
+        mha_cache_config cfg = cache_cfg(B, S, 0);
+        mha_cache *cache;
+        mha_args a = { 0 };
+        ASSERT_STATUS(MHA_OK, mha_cache_create(&cache, l.n.layer, &cfg));
+        a.batch = B, a.cache = cache;
+        a.source = way ? packed : padded, a.source_seq = way ? 0 : S, a.cu_source = way ? cu : NULL;
+        ASSERT_STATUS(MHA_OK, mha_cache_append(l.n.layer, &a));
+        for (int b = 0; b < B && !way; b++)
+            ASSERT_STATUS(MHA_OK, mha_cache_truncate(cache, b, length[b]));
+        memset(&a, 0, sizeof a);
+        a.batch = B, a.seq = T, a.x = x, a.y = y[way], a.cache = cache, a.cache_only = 1;
+        ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
+        mha_cache_free(cache);
+    }
+    ASSERT(unchanged(y[0], y[1], B * T * W));
+    rich_free(&l);
+    free(x), free(padded), free(packed), free(y[0]), free(y[1]);
+    PASS();
+}
+
+#define BIG_CACHE \
+    "batch 2147483647 with capacity 2147483647 would be more bytes than can be addressed"
 
 TEST create_refuses(void)
 {
     const long live = test_live;
+    char why[160];
     bench e;
     mha_cache *cache, *c;
     mha_cache_config cfg = cache_cfg(EB, ECAP, 0);
@@ -1401,17 +1465,20 @@ TEST create_refuses(void)
     cache = e.w.cache[0];
     ASSERT_STATUS(MHA_OK, mha_cache_size(e.l.n.layer, &cfg, &bytes));
     buffer = (unsigned char *)stream_take(bytes);
-    CREATE_REFUSED(MHA_ERR_SIZE, cfg.batch = 0);
-    CREATE_REFUSED(MHA_ERR_SIZE, cfg.batch = -1);
-    CREATE_REFUSED(MHA_ERR_SIZE, cfg.capacity = 0);
-    CREATE_REFUSED(MHA_ERR_SIZE, cfg.capacity = -5);
-    CREATE_REFUSED(MHA_ERR_OVERFLOW, cfg.batch = cfg.capacity = 2147483647);
-    CREATE_REFUSED(MHA_ERR_OVERFLOW, cfg.ring = 1; cfg.capacity = 2147483647);
-    CREATE_REFUSED(MHA_ERR_OVERFLOW, cfg.batch = cfg.capacity = 2147483647; cfg.type = MHA_INT8);
-    CREATE_REFUSED(MHA_ERR_VALUE, cfg.ring = 2);
-    CREATE_REFUSED(MHA_ERR_VALUE, cfg.ring = -1);
-    CREATE_REFUSED(MHA_ERR_ENUM, cfg.type = (mha_type)4);
-    CREATE_REFUSED(MHA_ERR_ENUM, cfg.type = (mha_type)99);
+    CREATE_REFUSED(MHA_ERR_SIZE, cfg.batch = 0, "batch is 0; it must be at least 1");
+    CREATE_REFUSED(MHA_ERR_SIZE, cfg.batch = -1, "batch is -1; it must be at least 1");
+    CREATE_REFUSED(MHA_ERR_SIZE, cfg.capacity = 0, "capacity is 0; it must be at least 1");
+    CREATE_REFUSED(MHA_ERR_SIZE, cfg.capacity = -5, "capacity is -5; it must be at least 1");
+    CREATE_REFUSED(MHA_ERR_OVERFLOW, cfg.batch = cfg.capacity = 2147483647, BIG_CACHE);
+    CREATE_REFUSED(MHA_ERR_OVERFLOW, cfg.ring = 1;
+                   cfg.capacity = 2147483647,
+                   "capacity is 2147483647; a ring's can be 2147483391 at most");
+    CREATE_REFUSED(MHA_ERR_OVERFLOW, cfg.batch = cfg.capacity = 2147483647;
+                   cfg.type = MHA_INT8, BIG_CACHE);
+    CREATE_REFUSED(MHA_ERR_VALUE, cfg.ring = 2, "ring is 2; it must be 0 or 1");
+    CREATE_REFUSED(MHA_ERR_VALUE, cfg.ring = -1, "ring is -1; it must be 0 or 1");
+    CREATE_REFUSED(MHA_ERR_ENUM, cfg.type = (mha_type)4, "type is 4, which is no mha_type");
+    CREATE_REFUSED(MHA_ERR_ENUM, cfg.type = (mha_type)99, "type is 99, which is no mha_type");
     cfg = cache_cfg(EB, ECAP, 0);
     c = cache;
     ASSERT_STATUS(MHA_ERR_NULL, mha_cache_create(NULL, e.l.n.layer, &cfg));
@@ -1420,6 +1487,12 @@ TEST create_refuses(void)
     c = cache;
     ASSERT_STATUS(MHA_ERR_NULL, mha_cache_create(&c, e.l.n.layer, NULL));
     ASSERT_EQ(NULL, c);
+    ASSERT_STATUS(MHA_OK, mha_cache_check(e.l.n.layer, &cfg, why, sizeof why));
+    ASSERT_STR_EQ("", why);
+    ASSERT_STATUS(MHA_ERR_NULL, mha_cache_check(NULL, &cfg, why, sizeof why));
+    ASSERT_STR_EQ("layer is null", why);
+    ASSERT_STATUS(MHA_ERR_NULL, mha_cache_check(e.l.n.layer, NULL, why, sizeof why));
+    ASSERT_STR_EQ("cfg is null", why);
     ASSERT_STATUS(MHA_ERR_NULL, mha_cache_size(NULL, &cfg, &bytes));
     ASSERT_STATUS(MHA_ERR_NULL, mha_cache_size(e.l.n.layer, NULL, &bytes));
     ASSERT_STATUS(MHA_ERR_NULL, mha_cache_size(e.l.n.layer, &cfg, NULL));
@@ -1481,4 +1554,6 @@ SUITE(cache_suite)
     RUN_TEST(size_of_append);
     RUN_TEST(slots_refuse);
     RUN_TEST(create_refuses);
+    RUN_TEST(size_of_ring);
+    RUN_TEST(sources_of_lengths);
 }

@@ -236,8 +236,8 @@ TEST convert_refuses(void)
     uint16_t y[4] = { 0xa5a5, 0xa5a5, 0xa5a5, 0xa5a5 };
     ASSERT_STATUS(MHA_ERR_NULL, mha_convert(MHA_F32, NULL, MHA_F16, y, 4));
     ASSERT_STATUS(MHA_ERR_NULL, mha_convert(MHA_F32, x, MHA_F16, NULL, 4));
-    ASSERT_STATUS(MHA_ERR_ENUM, mha_convert(MHA_F32, x, MHA_INT8, y, 4));
-    ASSERT_STATUS(MHA_ERR_ENUM, mha_convert(MHA_INT8, x, MHA_F16, y, 4));
+    ASSERT_STATUS(MHA_ERR_VALUE, mha_convert(MHA_F32, x, MHA_INT8, y, 4));
+    ASSERT_STATUS(MHA_ERR_VALUE, mha_convert(MHA_INT8, x, MHA_F16, y, 4));
     ASSERT_STATUS(MHA_ERR_ENUM, mha_convert(MHA_F32, x, (mha_type)4, y, 4));
     ASSERT_STATUS(MHA_ERR_ENUM, mha_convert((mha_type)77, x, MHA_F16, y, 4));
     ASSERT_STATUS(MHA_ERR_ALIGN, mha_convert(MHA_F32, (char *)x + 2, MHA_F16, y, 3));
@@ -791,6 +791,71 @@ TEST measured(mha_isa isa)
     PASS();
 }
 
+/* The weights of attention to a compact cache: each row adds up to 1, their mean is that of the heads,
+   and they are those of a cache of floats but for what rounding k by up to e does: it changes scores
+   by d = sum |q| |e| / sqrt(d_k) and weights by a factor of exp(2d) at most. |e| <= |k| 2^-11 in f16,
+   |k| 2^-8 in bf16, max|k| / 254 in int8. Over one block of keys and over two. */
+TEST weights_of_cache(mha_isa isa)
+{
+    enum { S = 300, T = 7, W = 16, H = 4, G = 2, DK = 8, DV = 8 };
+    const double part[4] = { 0, 1 / 2048.0, 1 / 256.0, 0 };
+    rich l = rich_weights(isa, W, H, G, DK, DV, 0, 0, 0, test_seed);
+    rng r = rng_make(test_seed + 75);
+    float *q = nan_floats(T * H * DK), *keys = nan_floats(S * G * DK);
+    mha_args both = { 0 };
+    float *k = rng_floats(&r, S * W), *x = rng_floats(&r, T * W), *y = nan_floats(T * W);
+    float *want = nan_floats(H * T * S), *attn = nan_floats(H * T * S), *mean = nan_floats(T * S);
+    ASSERT_STATUS(MHA_OK, rich_create(&l));
+    both.batch = 1, both.seq = T, both.source_seq = S, both.x = x, both.source = k;
+    ASSERT_STATUS(MHA_OK, mha_project_qkv(l.n.layer, &both, q, keys, NULL));
+    for (int len = 20; len <= S; len += S - 20)
+        for (int n = 0; n < 4; n++) {
+            mha_cache_config cfg = { 0 };
+            mha_cache *cache;
+            mha_args a = { 0 };
+            double worst = 0, changed = 0;
+            for (int i = 0; i < T * H; i++) /* query i / H of head i % H */
+                for (int j = 0; j < len; j++) {
+                    const float *key = keys + (j * G + i % H / (H / G)) * DK;
+                    double d = 0, most = 0;
+                    for (int c = 0; c < DK; c++)
+                        if (fabs((double)key[c]) > most) most = fabs((double)key[c]);
+                    for (int c = 0; c < DK; c++)
+                        d += fabs((double)q[i * DK + c]) *
+                             (types[n] == MHA_INT8 ? most / 254 : fabs((double)key[c]) * part[n]);
+                    if (d / sqrt((double)DK) > changed) changed = d / sqrt((double)DK);
+                }
+            cfg.batch = 1, cfg.capacity = S, cfg.type = types[n];
+            ASSERT_STATUS(MHA_OK, mha_cache_create(&cache, l.n.layer, &cfg));
+            a.batch = 1, a.source_seq = len, a.cache = cache, a.source = k;
+            ASSERT_STATUS(MHA_OK, mha_cache_append(l.n.layer, &a));
+            memset(&a, 0, sizeof a);
+            a.batch = 1, a.seq = T, a.x = x, a.y = y, a.cache = cache, a.cache_only = 1;
+            a.attn = n ? attn : want, a.attn_mean = mean;
+            ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
+            for (int i = 0; i < H * T; i++) {
+                double sum = 0;
+                for (int j = 0; j < len; j++) {
+                    const double d = fabs((double)a.attn[i * len + j] - (double)want[i * len + j]);
+                    sum += (double)a.attn[i * len + j];
+                    if (!(d <= worst)) worst = d;
+                }
+                ASSERT(fabs(sum - 1.0) <= 1e-5);
+            }
+            for (int i = 0; i < T * len; i++) {
+                double sum = 0;
+                for (int h = 0; h < H; h++) sum += (double)a.attn[h * T * len + i];
+                ASSERT(fabs(sum / H - (double)mean[i]) <= 1e-6);
+            }
+            ASSERT(worst <= exp(2 * changed) - 1 + 1e-5);
+            ASSERT(n == 0 || worst > (exp(2 * changed) - 1) / 1000); /* it did round */
+            mha_cache_free(cache);
+        }
+    rich_free(&l);
+    free(k), free(x), free(y), free(want), free(attn), free(mean), free(q), free(keys);
+    PASS();
+}
+
 /* ---- NaN and Inf ---------------------------------------------------------------------------------- */
 
 enum { BAD_NAN, BAD_INF, BAD_LARGE, BADS };
@@ -956,6 +1021,7 @@ SUITE(compact_suite)
     RUN_ON_EACH_ISA(random_compact);
     RUN_ON_EACH_ISA(types_mixed);
     RUN_ON_EACH_ISA(measured);
+    RUN_ON_EACH_ISA(weights_of_cache);
     RUN_ON_EACH_ISA(bad_token);
     RUN_ON_EACH_ISA(tokens_of_zeros);
     RUN_ON_EACH_ISA(sizes);

@@ -481,6 +481,67 @@ TEST tiny_queries_keep_their_bits(mha_isa isa)
     PASS();
 }
 
+/* A weight so small that it makes a negative value -0. Beside a row that sees one more key, which
+   adds 0 to it, it would be +0: it is so in any case. */
+TEST zeros_have_one_sign(mha_isa isa)
+{
+    enum { S = 3, D = 17 };
+    float q[2 * D], k[S * D], v[S * D], alone[D], beside[2 * D];
+    const float score[S] = { 0, -72, 0 }, value[S] = { 0, -1e-30f, 1e-3f };
+    mha_sdpa_args a;
+    memset(&a, 0, sizeof a);
+    memset(q, 0, sizeof q);
+    memset(k, 0, sizeof k);
+    q[0] = q[D] = 1;
+    for (int j = 0; j < S; j++) {
+        k[j * D] = score[j];
+        for (int c = 0; c < D; c++) v[j * D + c] = value[j];
+    }
+    a.batch = a.heads = a.seq = 1;
+    a.source_seq = 2;
+    a.d_k = D;
+    a.scale = 1;
+    a.isa = isa;
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.o = alone;
+    a.mask.causal = MHA_CAUSAL;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    a.seq = 2;
+    a.source_seq = S;
+    a.o = beside;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    for (int c = 0; c < D; c++) {
+#ifdef TEST_FAST_MATH
+        ASSERT(unchanged(alone + c, beside + c, 1));
+#else
+        ASSERT_EQ_FMT(0u, bits_f(alone[c]), "%08x");
+        ASSERT_EQ_FMT(0u, bits_f(beside[c]), "%08x");
+#endif
+    }
+    PASS();
+}
+
+/* Without keys, k and v may be null, also where queries fill several tiles. */
+TEST null_keys(mha_isa isa)
+{
+    enum { B = 2, T = 200 };
+    float q[B * T], o[B * T];
+    mha_sdpa_args a;
+    memset(&a, 0, sizeof a);
+    for (int i = 0; i < B * T; i++) q[i] = o[i] = 1;
+    a.batch = B;
+    a.heads = a.d_k = 1;
+    a.seq = T;
+    a.isa = isa;
+    a.q = q;
+    a.o = o;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+    for (int i = 0; i < B * T; i++) ASSERT_EQ_FMT(0u, bits_f(o[i]), "%08x");
+    PASS();
+}
+
 /* Three rows of a tile: one whose scores overflow in units of log2, one that attends a NaN, and
    one that is as it is alone. In place, so that a row done once must not be done again. */
 TEST three_kinds_of_rows(mha_isa isa)
@@ -1322,6 +1383,8 @@ SUITE(edges_suite)
     RUN_ON_EACH_ISA(hidden_cannot_leak);
     RUN_ON_EACH_ISA(hidden_from_neighbours);
     RUN_ON_EACH_ISA(tiny_queries_keep_their_bits);
+    RUN_ON_EACH_ISA(zeros_have_one_sign);
+    RUN_ON_EACH_ISA(null_keys);
     RUN_ON_EACH_ISA(three_kinds_of_rows);
     RUN_ON_EACH_ISA(score_of_minus_inf_is_not_read);
     RUN_ON_EACH_ISA(nan_row_has_no_weight_where_it_is_blind);

@@ -245,6 +245,20 @@ LAYER(rope_attention_nan, layer_good_yarn(c); c->cfg.rope.attention = F_NAN)
 LAYER(rope_low_freq_nan, layer_good_llama3(c); c->cfg.rope.low_freq = F_NAN)
 LAYER(rope_high_freq_nan, layer_good_llama3(c); c->cfg.rope.high_freq = F_NAN)
 LAYER(ntk_width_2, rope(c); c->cfg.rope.scaling = MHA_ROPE_NTK; c->cfg.rope.width = 2)
+LAYER(yarn_betas, layer_good_yarn(c); c->cfg.rope.beta_fast = 1; c->cfg.rope.beta_slow = 32)
+LAYER(good_yarn_betas, layer_good_yarn(c); c->cfg.rope.beta_fast = c->cfg.rope.beta_slow = 4)
+LAYER(good_rope_filled, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR; c->cfg.rope.factor = 8;
+      c->cfg.rope.beta_fast = 32; c->cfg.rope.beta_slow = 1; c->cfg.rope.low_freq = 1;
+      c->cfg.rope.high_freq = 4; c->cfg.rope.attention = (float)(0.1 * log(8.0) + 1.0))
+LAYER(plain_factor, rope(c); c->cfg.rope.factor = 8)
+LAYER(plain_original, rope(c); c->cfg.rope.original = 64)
+LAYER(linear_original, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR; c->cfg.rope.original = 64)
+LAYER(llama3_beta_fast, layer_good_llama3(c); c->cfg.rope.beta_fast = 16)
+LAYER(llama3_beta_slow, layer_good_llama3(c); c->cfg.rope.beta_slow = 2)
+LAYER(linear_attention, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR;
+      c->cfg.rope.attention = 2)
+LAYER(yarn_low_freq, layer_good_yarn(c); c->cfg.rope.low_freq = 2)
+LAYER(yarn_high_freq, layer_good_yarn(c); c->cfg.rope.high_freq = 8)
 LAYER(no_rope_width, c->cfg.rope.width = 2)
 LAYER(no_rope_base, c->cfg.rope.base = 100)
 LAYER(no_rope_scaling, c->cfg.rope.scaling = MHA_ROPE_LINEAR)
@@ -391,6 +405,17 @@ static const layer_case layer_cases[] = {
     { "ntk_width_2", layer_ntk_width_2, MHA_ERR_VALUE, "width 2", 1 },
     { "yarn_base_1", layer_yarn_base_1, MHA_ERR_VALUE, "base 1", 1 },
     { "llama3_freqs", layer_llama3_freqs, MHA_ERR_VALUE, "high_freq low_freq", 1 },
+    { "yarn_betas", layer_yarn_betas, MHA_ERR_VALUE, "beta_fast beta_slow", 1 },
+    { "good_yarn_betas", layer_good_yarn_betas, MHA_OK, "", 1 },
+    { "good_rope_filled", layer_good_rope_filled, MHA_OK, "", 1 },
+    { "plain_factor", layer_plain_factor, MHA_ERR_CONFLICT, "rope factor scaling", 1 },
+    { "plain_original", layer_plain_original, MHA_ERR_CONFLICT, "rope original scaling", 1 },
+    { "linear_original", layer_linear_original, MHA_ERR_CONFLICT, "rope original scaling", 1 },
+    { "llama3_beta_fast", layer_llama3_beta_fast, MHA_ERR_CONFLICT, "rope beta_fast scaling", 1 },
+    { "llama3_beta_slow", layer_llama3_beta_slow, MHA_ERR_CONFLICT, "rope beta_slow scaling", 1 },
+    { "linear_attention", layer_linear_attention, MHA_ERR_CONFLICT, "rope attention scaling", 1 },
+    { "yarn_low_freq", layer_yarn_low_freq, MHA_ERR_CONFLICT, "rope low_freq scaling", 1 },
+    { "yarn_high_freq", layer_yarn_high_freq, MHA_ERR_CONFLICT, "rope high_freq scaling", 1 },
     { "no_rope_width", layer_no_rope_width, MHA_ERR_CONFLICT, "rope layout", 1 },
     { "no_rope_base", layer_no_rope_base, MHA_ERR_CONFLICT, "rope layout", 1 },
     { "no_rope_scaling", layer_no_rope_scaling, MHA_ERR_CONFLICT, "rope layout", 1 },
@@ -654,6 +679,7 @@ CALL(seq_neg, c->a.seq = -7)
 CALL(source_seq_neg, c->a.source_seq = -7)
 CALL(source_seq_alone, c->a.source_seq = 5)
 CALL(source_v_alone, c->a.source_v = data)
+CALL(source_positions_alone, c->a.source_positions = good_len)
 CALL(over_batch, c->a.batch = INT_MAX; c->a.seq = INT_MAX)
 CALL(over_source, c->a.batch = INT_MAX; c->a.seq = 1; c->a.source_seq = INT_MAX)
 CALL(over_attn, c->a.batch = 1; c->a.seq = INT_MAX; c->a.attn_mean = NULL)
@@ -738,6 +764,8 @@ static const call_case call_cases[] = {
     { "source_seq_neg", CROSS, call_source_seq_neg, MHA_ERR_SIZE, "source_seq -7", 1 },
     { "source_seq_alone", SELF, call_source_seq_alone, MHA_ERR_CONFLICT, "source_seq 5 3", 1 },
     { "source_v_alone", SELF, call_source_v_alone, MHA_ERR_CONFLICT, "source_v source", 0 },
+    { "source_positions_alone", SELF, call_source_positions_alone, MHA_ERR_CONFLICT,
+      "source_positions source", 0 },
     { "over_batch", SELF, call_over_batch, MHA_ERR_OVERFLOW, BIG, 1 },
     { "over_source", CROSS, call_over_source, MHA_ERR_OVERFLOW, BIG, 1 },
     { "over_attn", SELF, call_over_attn, MHA_ERR_OVERFLOW, BIG, 0 },
@@ -1191,6 +1219,14 @@ SDPA(in_place_batch, sdpa_in_place(c); strides_of_4(c); c->a.o_stride.batch++)
 SDPA(in_place_head, sdpa_in_place(c); strides_of_4(c); c->a.o_stride.head++)
 SDPA(in_place_seq, sdpa_in_place(c); strides_of_4(c); c->a.q_stride.seq++)
 SDPA(in_place_weights, sdpa_in_place(c); c->a.attn = out.attn)
+SDPA(o_backwards, strides_of_4(c); c->a.d_v = 4; c->a.o += 4; c->a.o_stride.seq = -4;
+     c->a.seq = 2; c->a.heads = c->a.kv_heads = c->a.batch = 1; c->a.attn = c->a.attn_mean = NULL;
+     c->a.o_stride.head = c->a.o_stride.batch = 0)
+SDPA(o_batch_0, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.batch = 0)
+SDPA(o_head_0, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.head = 0)
+SDPA(o_seq_0, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.seq = 0)
+SDPA(o_seq_3, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.seq = 3)
+SDPA(o_seq_m3, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.seq = -3)
 SDPA(good_window, c->a.mask.windowed = 1; c->a.mask.left = 1; c->a.mask.right = -1)
 SDPA(good_key_start, c->a.mask.key_start = good_len)
 SDPA(good_padding, c->a.mask.key_padding = bytes_of_ones)
@@ -1289,6 +1325,12 @@ static const sdpa_case sdpa_cases[] = {
     { "in_place_head", sdpa_in_place_head, MHA_ERR_CONFLICT, "o q strides", 0 },
     { "in_place_seq", sdpa_in_place_seq, MHA_ERR_CONFLICT, "o q strides", 0 },
     { "in_place_weights", sdpa_in_place_weights, MHA_ERR_CONFLICT, "o q attn", 0 },
+    { "o_backwards", sdpa_o_backwards, MHA_OK, "", 0 },
+    { "o_batch_0", sdpa_o_batch_0, MHA_ERR_CONFLICT, "o_stride batch 0 4", 1 },
+    { "o_head_0", sdpa_o_head_0, MHA_ERR_CONFLICT, "o_stride head 0 4", 1 },
+    { "o_seq_0", sdpa_o_seq_0, MHA_ERR_CONFLICT, "o_stride seq 0 4", 1 },
+    { "o_seq_3", sdpa_o_seq_3, MHA_ERR_CONFLICT, "o_stride seq 3 4", 1 },
+    { "o_seq_m3", sdpa_o_seq_m3, MHA_ERR_CONFLICT, "o_stride seq -3 4", 1 },
     { "good_window", sdpa_good_window, MHA_OK, "", 0 },
     { "good_key_start", sdpa_good_key_start, MHA_OK, "", 0 },
     { "good_padding", sdpa_good_padding, MHA_OK, "", 0 },
@@ -1403,6 +1445,7 @@ typedef struct rotate_ctx {
     const mha_rope *rope_p;
     int batch, heads, seq, d;
     float *x;
+    mha_stride stride;
     const int *positions;
 } rotate_ctx;
 
@@ -1437,6 +1480,8 @@ ROTATE(original_0, c->rope.scaling = MHA_ROPE_LLAMA3)
 ROTATE(odd_x, c->x = (float *)odd(out.y))
 ROTATE(odd_positions, c->positions = (const int *)odd(data))
 ROTATE(over, c->batch = c->seq = INT_MAX)
+ROTATE(good_strides, c->stride.batch = 16; c->stride.head = 4; c->stride.seq = 8)
+ROTATE(stride_0, c->stride.seq = 8)
 /* clang-format on */
 
 static const rotate_case rotate_cases[] = {
@@ -1462,11 +1507,12 @@ static const rotate_case rotate_cases[] = {
     { "odd_x", rotate_odd_x, MHA_ERR_ALIGN },
     { "odd_positions", rotate_odd_positions, MHA_ERR_ALIGN },
     { "over", rotate_over, MHA_ERR_OVERFLOW },
+    { "good_strides", rotate_good_strides, MHA_OK },
+    { "stride_0", rotate_stride_0, MHA_ERR_CONFLICT },
 };
 
 TEST rotate_arguments(const rotate_case *t)
 {
-    const mha_stride contiguous = { 0, 0, 0 };
     rotate_ctx c;
     memset(&c, 0, sizeof c);
     memset(&out, 0xa5, sizeof out);
@@ -1477,7 +1523,7 @@ TEST rotate_arguments(const rotate_case *t)
     c.x = out.y;
     t->mutate(&c);
     ASSERT_STATUS(t->want,
-                  mha_rotate(c.rope_p, c.batch, c.heads, c.seq, c.d, c.x, contiguous, c.positions));
+                  mha_rotate(c.rope_p, c.batch, c.heads, c.seq, c.d, c.x, c.stride, c.positions));
     ASSERT_EQ(t->want != MHA_OK || c.rope.layout == MHA_ROPE_NONE,
               all_are(out.y, sizeof out.y, 0xa5));
     PASS();
@@ -1527,9 +1573,13 @@ static const merge_case merge_cases[] = {
 
 TEST merge_arguments(const merge_case *t)
 {
-    const mha_stride contiguous = { 0, 0, 0 };
+    const mha_stride contiguous = { 0, 0, 0 }, forgotten = { 24, 0, 4 };
     float *p[6] = { data, data, data, data, out.y, out.lse };
     memset(&out, 0xa5, sizeof out);
+    if (t->want == MHA_OK) /* a stride of 0 among others: heads would lie on each other */
+        ASSERT_STATUS(MHA_ERR_CONFLICT, mha_merge(t->batch, t->heads, t->seq, t->d, p[0], p[1],
+                                                  p[2], p[3], forgotten, p[4], p[5]));
+    ASSERT(all_are(&out, sizeof out, 0xa5));
     if (t->bad == 1) p[t->which] = NULL;
     if (t->bad == 2) p[t->which] = (float *)odd(p[t->which]);
     ASSERT_STATUS(t->want, mha_merge(t->batch, t->heads, t->seq, t->d, p[0], p[1], p[2], p[3],
