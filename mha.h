@@ -1019,14 +1019,16 @@ static float mha__cap(float s, float in, float out)
     }
 }
 
-/* IEEE half and bfloat16, by their bits. */
-static float mha__from_f16(uint16_t h)
+/* IEEE half and bfloat16, by their bits. Masks instead of conditions, and inlined: else gcc does not
+   vectorise it, and a layer with weights in F16 takes 2.6 times as long in portable C. */
+MHA__INLINE float mha__from_f16(uint16_t h)
 {
     uint32_t a = (uint32_t)(h & 0x7fffu) << 13, e = a & 0x0f800000u;
     /* denormal: (2^-14 + m * 2^-24) - 2^-14, a normal float */
     uint32_t low = mha__bits(mha__float(a + (113u << 23)) - 1.0f / 16384.0f);
-    a += e == 0x0f800000u ? 224u << 23 : 112u << 23; /* infinite and NaN stay so */
-    return mha__float((uint32_t)(h & 0x8000u) << 16 | (e ? a : low));
+    uint32_t small = 0u - (uint32_t)(e == 0), large = 0u - (uint32_t)(e == 0x0f800000u);
+    a += (112u << 23) + (large & (112u << 23)); /* infinite and NaN stay so */
+    return mha__float((uint32_t)(h & 0x8000u) << 16 | (a & ~small) | (low & small));
 }
 
 static uint16_t mha__to_f16(float x)

@@ -65,6 +65,11 @@ static const row rows[] = {
     { "decode-gqa2048-f16", 1, 1, 1024, 2048, 32, 8, 1, 0, MHA_F16 },
     { "decode-gqa2048-bf16", 1, 1, 1024, 2048, 32, 8, 1, 0, MHA_BF16 },
     { "decode-gqa2048-int8", 1, 1, 1024, 2048, 32, 8, 1, 0, MHA_INT8 },
+    /* Llama 3 8B: larger than the last cache in every type */
+    { "decode-gqa4096", 1, 1, 1024, 4096, 32, 8, 1, 0, MHA_F32 },
+    { "decode-gqa4096-f16", 1, 1, 1024, 4096, 32, 8, 1, 0, MHA_F16 },
+    { "decode-gqa4096-bf16", 1, 1, 1024, 4096, 32, 8, 1, 0, MHA_BF16 },
+    { "decode-gqa4096-int8", 1, 1, 1024, 4096, 32, 8, 1, 0, MHA_INT8 },
     { "overhead", 1, 1, 0, 16, 1, 1, 0, 1,
       MHA_F32 }, /* next to no arithmetic: what a call costs anyway */
 };
@@ -414,14 +419,14 @@ static double read_speed(const float *data, size_t count, int many, int streams)
 
 /* Something to read that is in no cache: 256 MB, or four times the last cache if that is more,
    read round and round. 96 MB of it, or twice the last cache, are read before each call that is
-   to find nothing in a cache. Apart from it, 64 MB to read again and again: more than any decode
+   to find nothing in a cache. Apart from it, 192 MB to read again and again: more than any decode
    step reads. */
 static float *big, *again;
 static size_t big_count, sweep_count;
 
 static void make_big(void)
 {
-    const size_t again_count = (size_t)64 << 18;
+    const size_t again_count = (size_t)192 << 18;
     size_t cache = 0, i;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     long size = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -923,15 +928,15 @@ static void print_table(int decode)
     for (c = cells; c < cells + n_cells; c += n_many) {
         if ((c->state != PLAIN) != decode || is_overhead(c)) continue;
         if (!lines++) {
-            printf("\n%-26s", "");
+            printf("\n%-30s", "");
             for (many = 0; many < n_many; many++) printf("   %-34s", threads_text(many));
-            printf("\n%-20s %-5s", "row", "part");
+            printf("\n%-24s %-5s", "row", "part");
             for (many = 0; many < n_many; many++)
                 printf("   ms median   ms best %7s  %7s", decode ? "GB/s" : "GFLOP/s",
                        decode ? "of read" : "of peak");
             printf("%s\n", n_many > 1 ? "    gain  workspace" : "  workspace");
         }
-        printf("%-20s %-5s", c->name, parts[c->part]);
+        printf("%-24s %-5s", c->name, parts[c->part]);
         for (many = 0; many < n_many; many++) {
             printf("  ");
             print_ms(c[many].median);
@@ -950,6 +955,24 @@ static void print_table(int decode)
             (double)sweep_count * 4 / 1048576.0);
 }
 
+/* Decode steps from DRAM with compact weights and cache beside those with floats. */
+static void print_compact(void)
+{
+    const cell *c, *f32;
+    int lines = 0;
+    for (c = cells; c < cells + n_cells; c++)
+        for (f32 = cells; f32 < c; f32++) {
+            if (c->r->type == MHA_F32 || f32->r->type != MHA_F32 || c->r->D != f32->r->D ||
+                f32->part != LAYER || c->state != COLD || f32->state != COLD ||
+                c->many != f32->many || c->isa != f32->isa)
+                continue;
+            if (!lines++)
+                printf("\ncompact types, times as fast as floats\n%48s   best\n", "median");
+            printf("  %-26s %-10s %8.2f %6.2f\n", c->name, threads_text(c->many),
+                   f32->median / c->median, f32->best / c->best);
+        }
+}
+
 /* Several instruction sets beside each other. */
 static void print_comparison(void)
 {
@@ -960,13 +983,13 @@ static void print_comparison(void)
         for (many = 0; many < n_many && !is_overhead(c); many++) {
             const cell *first = c + many;
             if (!lines++) {
-                printf("\n%-20s %-5s %7s", "row", "part", "threads");
+                printf("\n%-24s %-5s %7s", "row", "part", "threads");
                 for (isa = 0; isa < n_isas; isa++) printf("   %-25s", mha_isa_name(isas[isa]));
-                printf("\n%-34s", "");
+                printf("\n%-38s", "");
                 for (isa = 0; isa < n_isas; isa++) printf("     ms best ratio  fraction");
                 printf("\n");
             }
-            printf("%-20s %-5s %7d", first->name, parts[first->part], thread_count(many));
+            printf("%-24s %-5s %7d", first->name, parts[first->part], thread_count(many));
             for (isa = 0; isa < n_isas; isa++) {
                 const cell *it = first + isa * n_many;
                 printf("   ");
@@ -1213,6 +1236,7 @@ int main(int argc, char **argv)
         } else {
             print_table(0);
             print_table(1);
+            print_compact();
         }
         print_overhead();
     }
