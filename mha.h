@@ -1026,9 +1026,9 @@ MHA__INLINE float mha__from_f16(uint16_t h)
     uint32_t a = (uint32_t)(h & 0x7fffu) << 13, e = a & 0x0f800000u;
     /* denormal: (2^-14 + m * 2^-24) - 2^-14, a normal float */
     uint32_t low = mha__bits(mha__float(a + (113u << 23)) - 1.0f / 16384.0f);
-    uint32_t small = 0u - (uint32_t)(e == 0), large = 0u - (uint32_t)(e == 0x0f800000u);
-    a += (112u << 23) + (large & (112u << 23)); /* infinite and NaN stay so */
-    return mha__float((uint32_t)(h & 0x8000u) << 16 | (a & ~small) | (low & small));
+    uint32_t is_low = 0u - (uint32_t)(e == 0), is_inf = 0u - (uint32_t)(e == 0x0f800000u);
+    a += (112u << 23) + (is_inf & (112u << 23)); /* infinite and NaN stay so */
+    return mha__float((uint32_t)(h & 0x8000u) << 16 | (a & ~is_low) | (low & is_low));
 }
 
 static uint16_t mha__to_f16(float x)
