@@ -1519,8 +1519,10 @@ static MHA__AVX2 void mha__dots_avx2(int m, int np, int k, const float *a, const
         for (i = 0; i < m; i += rows) {
             const float *x = a + i * MHA__NR;
             float *z = c + i * MHA__NR;
-            rows = m - i >= 4 ? 4 : 1;
+            rows = m == 6 ? 3 : m - i < 4 ? m - i : 4; /* 3 and 3 are 4 % faster than 4 and 2 */
             if (rows == 4) mha__dots_rows_avx2(4, k, x, b, b_row, next, next_row, z);
+            else if (rows == 3) mha__dots_rows_avx2(3, k, x, b, b_row, next, next_row, z);
+            else if (rows == 2) mha__dots_rows_avx2(2, k, x, b, b_row, next, next_row, z);
             else if (did == 2) mha__dots_row_avx2(k, x, b, b_row, next, next_row, z);
             else mha__dots_rows_avx2(1, k, x, b, b_row, next, next_row, z);
         }
@@ -5639,9 +5641,9 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
         room = (cache->cfg.ring ? INT_MAX : cache->cfg.capacity) - had;
         if (more > room &&
             (need & MHA__WORK)) { /* how much memory is needed can be asked all the same */
-            mha__fail(why, MHA_ERR_FULL, "# more tokens do not fit: sequence # ", "", more, b);
-            return mha__fail(why, MHA_ERR_FULL, "of the cache holds # of #", "", had,
-                             cache->cfg.capacity);
+            mha__fail(why, MHA_ERR_FULL, "no room for # more: sequence # ", "", more, b);
+            return mha__fail(why, MHA_ERR_FULL, "of the cache holds # tokens of #", "", had,
+                             had + room);
         }
         longest = mha__max(longest, had + mha__min(more, room));
         asked = need & MHA__APPEND ? more : mha__length(r->cu_seq, d->seq, b);

@@ -1092,7 +1092,7 @@ TEST full_changes_nothing(mha_isa isa)
     CHECK_CALL(feed_ok(&w, 0, &p, &r));
     a.batch = 3, a.seq = 1, a.x = x, a.y = y, a.cache = w.cache[0];
     ASSERT_STATUS(MHA_ERR_FULL, mha_forward_check(l.n.layer, &a, why, sizeof why));
-    ASSERT_STR_EQ("1 more tokens do not fit: sequence 0 of the cache holds 20 of 20", why);
+    ASSERT_STR_EQ("no room for 1 more: sequence 0 of the cache holds 20 tokens of 20", why);
     ASSERT_STATUS(MHA_ERR_FULL, mha_cache_append(l.n.layer, &a));
     world_free(&w);
     rich_free(&l);
