@@ -3350,24 +3350,29 @@ MHA__APART void mha__exclude(const mha__row *row, ptrdiff_t j0, int np, int mr, 
 
 /* ---- packing the caller's k and v ---- */
 
-/* Positions t0 .. t1-1 of one head, t0 a multiple of 16, to places counted from zero. */
+/* Positions t0 .. t1-1 of one head, t0 a multiple of 16, to places counted from zero. The next 16 are
+   asked for into L2, as in mha__fetch, and 64 dims at a time, not all at once: from DRAM, with 8
+   queries a key, that is 1.3 times as fast at d = 64 and 1.4 times at 128 as all of them into L1. */
 static void mha__pack_head(const mha__kernels *kern, const float *from, ptrdiff_t stride,
                            ptrdiff_t d, const mha__place *to, ptrdiff_t b, ptrdiff_t g,
                            ptrdiff_t t0, ptrdiff_t t1, ptrdiff_t zero)
 {
     const float *row[MHA__NR];
-    ptrdiff_t t, c;
+    ptrdiff_t t, c, j, n;
     int m, i;
-    for (t = t0; t < t1; t += MHA__NR) {
-        m = (int)mha__min(MHA__NR, t1 - t);
-        for (i = 0; i < m; i++) {
-            row[i] = from + (t + i) * stride;
-            if (t + 2 * MHA__NR <= t1)
-                for (c = 0; c < d; c += MHA__NR) MHA__PREFETCH(row[i] + MHA__NR * stride + c);
+    for (t = t0; t < t1; t += MHA__NR)
+        for (c = 0; c < d; c += n) {
+            m = (int)mha__min(MHA__NR, t1 - t);
+            n = mha__min(d - c, 4 * MHA__NR);
+            for (i = 0; i < m; i++) {
+                row[i] = from + (t + i) * stride + c;
+                if (t + 2 * MHA__NR <= t1)
+                    for (j = 0; j < n; j += MHA__NR)
+                        MHA__PREFETCH_L2(row[i] + MHA__NR * stride + j);
+            }
+            mha__store(kern, to, b, g, t - zero, m, c, (int)mha__div_up(n, MHA__NR), d, row,
+                       MHA__NR, NULL, 1);
         }
-        mha__store(kern, to, b, g, t - zero, m, 0, (int)mha__div_up(d, MHA__NR), d, row, MHA__NR,
-                   NULL, 1);
-    }
 }
 
 static void mha__pack_k(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t0,
