@@ -476,7 +476,8 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
 /* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads, on what
    cu_seq and cu_source hold, on which of source, attn, attn_mean, cache and cache_only are set and
    on the cache's type; not on how much a cache holds, so that one workspace serves every step of
-   the same batch and seq. Where lengths change from call to call, take that of the longest. */
+   the same batch and seq. It never falls as batch, seq or source_seq grow (with cu_seq: the rows and
+   the longest sequence), so that of the longest call serves all, with the same threads. */
 MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes);
 
 /* The status mha_forward would give, and the reason: as mha_layer_check. */
@@ -3424,10 +3425,14 @@ static int mha__pack_local(ptrdiff_t batch, ptrdiff_t kv_heads, int threads, int
 }
 
 /* Queries a unit takes of each head of a group: MHA__ROWS rows in all, evenly cut. */
+static ptrdiff_t mha__most_queries(ptrdiff_t group)
+{
+    return mha__max(MHA__ROWS / mha__max(group, 1), 1); /* never 0; clang-tidy asks */
+}
+
 static ptrdiff_t mha__unit_queries(const mha__kernels *kern, ptrdiff_t group, ptrdiff_t seq)
 {
-    ptrdiff_t most = mha__max(MHA__ROWS / mha__max(group, 1), 1); /* never 0; clang-tidy asks */
-    ptrdiff_t n = mha__div_up(seq, mha__div_up(seq, most));
+    ptrdiff_t most = mha__most_queries(group), n = mha__div_up(seq, mha__div_up(seq, most));
     return mha__min(mha__div_up(n, kern->mr) * kern->mr, most);
 }
 
@@ -3445,7 +3450,8 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
                                   ptrdiff_t keys, ptrdiff_t d_k, ptrdiff_t d_v, int kv,
                                   size_t *kv_at)
 {
-    ptrdiff_t queries = seq ? mha__unit_queries(kern, group, seq) : 1;
+    /* mha__unit_queries at most: what it gives may be less for a longer seq, memory may not */
+    ptrdiff_t queries = mha__min(mha__div_up(seq, kern->mr) * kern->mr, mha__most_queries(group));
     ptrdiff_t rows = mha__div_up(group * queries, kern->mr) * kern->mr;
     size_t bytes = 0;
     mha__take(&bytes, mha__floats(kern->mr, MHA__KEYS, 1, 1));
@@ -4304,7 +4310,7 @@ struct mha_cache {
     int kv_heads, d_k, d_v, places;
     int *length; /* [batch] */
     int *floor;  /* [batch] the first position that a ring still holds */
-    int *mark;   /* [batch] for mha_cache_reorder */
+    int *mark;   /* [2*batch] for mha_cache_reorder */
     char *k, *v;
     float *k_scale, *v_scale; /* [batch,kv_heads,places], INT8 only */
     void *owned; /* what mha_cache_free gives back; null if the memory is the caller's */
@@ -4370,9 +4376,26 @@ MHA_API mha_status mha_cache_reset(mha_cache *cache, int slot)
     return mha_cache_truncate(cache, slot, 0);
 }
 
+/* How one sequence lies in a part: k and the scales are one row a head, v one a head and 16 dims. */
+typedef struct mha__span {
+    size_t rows, bytes, used; /* bytes of a row, and of those the ones that hold length tokens */
+} mha__span;
+
+MHA__APART mha__span mha__cache_span(const mha_cache *c, int part, int length)
+{
+    ptrdiff_t block = part == 0 ? MHA__NR : 1; /* tokens that lie together */
+    mha__span s;
+    s.rows = (size_t)(c->kv_heads * (part == 1 ? mha__div_up(c->d_v, MHA__NR) : 1));
+    s.bytes = mha__cache_part(c, part) / s.rows;
+    s.used = s.bytes / (size_t)mha__div_up(c->places, block) *
+             (size_t)mha__div_up(mha__min(length, c->places), block);
+    return s;
+}
+
 MHA_API mha_status mha_cache_fork(mha_cache *to, int to_slot, const mha_cache *from, int from_slot,
                                   int length)
 {
+    size_t r;
     int part;
     if (!to || !from) return MHA_ERR_NULL;
     if (to_slot < 0 || to_slot >= to->cfg.batch || from_slot < 0 || from_slot >= from->cfg.batch)
@@ -4387,39 +4410,33 @@ MHA_API mha_status mha_cache_fork(mha_cache *to, int to_slot, const mha_cache *f
     if (!to->cfg.ring && length > to->cfg.capacity) return MHA_ERR_SIZE;
     if (to == from && to_slot == from_slot) return mha_cache_truncate(to, to_slot, length);
     for (part = 0; part < 4; part++) {
-        /* rows of a part: k and the scales are one row a head; v is one a head and 16 dims */
-        size_t rows = (size_t)to->kv_heads, a, b, n, r;
-        if (mha__cache_part(to, part) == 0) continue;
-        if (part == 1) rows *= (size_t)mha__div_up(to->d_v, MHA__NR);
-        a = mha__cache_part(to, part) / rows;
-        b = mha__cache_part(from, part) / rows;
-        n = part == 0 ? b / (size_t)mha__div_up(from->places, MHA__NR) *
-                            (size_t)mha__div_up(length, MHA__NR)
-                      : b / (size_t)from->places * (size_t)length;
-        if (to->cfg.ring) n = b;
-        for (r = 0; r < rows && n; r++)
-            memcpy(mha__cache_at(to, part, to_slot) + r * a,
-                   mha__cache_at(from, part, from_slot) + r * b, n);
+        mha__span a = mha__cache_span(to, part, length), b = mha__cache_span(from, part, length);
+        for (r = 0; r < a.rows && b.used; r++)
+            memcpy(mha__cache_at(to, part, to_slot) + r * a.bytes,
+                   mha__cache_at(from, part, from_slot) + r * b.bytes, b.used);
     }
     to->length[to_slot] = length;
     to->floor[to_slot] = to->cfg.ring ? from->floor[from_slot] : 0;
     return MHA_OK;
 }
 
-/* Everything of two sequences changes places. */
+/* Two sequences change places, with all that they hold. */
 static void mha__cache_swap(mha_cache *c, int i, int j)
 {
     char room[256];
     int part, n;
     for (part = 0; part < 4; part++) {
-        char *a = mha__cache_at(c, part, i), *b = mha__cache_at(c, part, j);
-        size_t left = mha__cache_part(c, part), step;
-        for (; left; left -= step, a += step, b += step) {
-            step = left < sizeof room ? left : sizeof room;
-            memcpy(room, a, step);
-            memcpy(a, b, step);
-            memcpy(b, room, step);
-        }
+        mha__span s = mha__cache_span(c, part, (int)mha__max(c->length[i], c->length[j]));
+        size_t r, at, step;
+        for (r = 0; r < s.rows; r++)
+            for (at = 0; at < s.used; at += step) {
+                char *a = mha__cache_at(c, part, i) + r * s.bytes + at;
+                char *b = mha__cache_at(c, part, j) + r * s.bytes + at;
+                step = s.used - at < sizeof room ? s.used - at : sizeof room;
+                memcpy(room, a, step);
+                memcpy(a, b, step);
+                memcpy(b, room, step);
+            }
     }
     n = c->length[i], c->length[i] = c->length[j], c->length[j] = n;
     n = c->floor[i], c->floor[i] = c->floor[j], c->floor[j] = n;
@@ -4427,33 +4444,33 @@ static void mha__cache_swap(mha_cache *c, int i, int j)
 
 MHA_API mha_status mha_cache_reorder(mha_cache *cache, const int *order)
 {
-    int *from, b, c, n, moved;
+    int *from, *wanted, b, c, next, n;
     if (!cache || !order) return MHA_ERR_NULL;
     if ((uintptr_t)order % sizeof(int) != 0) return MHA_ERR_ALIGN;
     n = cache->cfg.batch;
     from = cache->mark; /* where each sequence is to come from; itself once it is right */
+    wanted = from + n;  /* by how many others each still is */
     for (b = 0; b < n; b++)
         if (order[b] < 0 || order[b] >= n) return MHA_ERR_SIZE;
-    for (b = 0; b < n; b++) from[b] = order[b];
-    /* A sequence that no other needs any more can be written over. What is left are circles. */
-    do {
-        moved = 0;
-        for (b = 0; b < n; b++) {
-            if (from[b] == b) continue;
-            for (c = 0; c < n && (c == b || from[c] != b); c++) {}
-            if (c < n) continue;
-            mha_cache_fork(cache, b, cache, from[b], -1);
-            from[b] = b;
-            moved = 1;
-        }
-    } while (moved);
+    for (b = 0; b < n; b++) wanted[b] = 0;
+    for (b = 0; b < n; b++) {
+        from[b] = order[b];
+        if (from[b] != b) wanted[from[b]]++;
+    }
+    /* One that no other wants can be written over; then perhaps the one it came from can. */
     for (b = 0; b < n; b++)
-        while (from[b] != b) { /* b gets what it wants; what it had goes where that was */
-            c = from[b];
-            mha__cache_swap(cache, b, c);
-            from[b] = b;
-            for (moved = 0; moved < n; moved++)
-                if (moved != b && from[moved] == b) from[moved] = c;
+        for (c = b; from[c] != c && wanted[c] == 0; c = next) {
+            next = from[c];
+            mha_cache_fork(cache, c, cache, next, -1);
+            from[c] = c;
+            wanted[next]--;
+        }
+    /* What is left are circles: what b had goes all the way round. */
+    for (b = 0; b < n; b++)
+        for (c = b; from[c] != c; c = next) {
+            next = from[c];
+            if (next != b) mha__cache_swap(cache, c, next);
+            from[c] = c;
         }
     return MHA_OK;
 }
@@ -5530,7 +5547,7 @@ static mha_status mha__cache_plan_make(mha__why *why, const mha_layer *layer,
         cfg->ring ? (int)(mha__div_up(cfg->capacity, MHA__KEYS) * MHA__KEYS) : cfg->capacity;
     plan->total = 0;
     mha__take(&plan->total, sizeof(mha_cache));
-    plan->length = mha__take(&plan->total, mha__mul((size_t)cfg->batch, 3 * sizeof(int)));
+    plan->length = mha__take(&plan->total, mha__mul((size_t)cfg->batch, 4 * sizeof(int)));
     for (i = 0; i < 4; i++)
         plan->part[i] =
             mha__take(&plan->total, mha__mul(mha__cache_part(c, i), (size_t)cfg->batch));
@@ -5553,7 +5570,7 @@ static mha_cache *mha__cache_fill(void *buffer, const mha_cache *made, const mha
     c->v = base + plan->part[1];
     c->k_scale = (float *)(void *)(base + plan->part[2]);
     c->v_scale = (float *)(void *)(base + plan->part[3]);
-    memset(c->length, 0, (size_t)c->cfg.batch * 3 * sizeof(int));
+    memset(c->length, 0, (size_t)c->cfg.batch * 4 * sizeof(int));
     return c;
 }
 
