@@ -73,7 +73,8 @@
      before its last term or its bias, may.)
    - What is excluded is never read into a result: NaN or Inf there cannot leak.
      NaN in something attended does propagate.
-   - Scores of any size that fits a float do not overflow. Zero lengths (B, T or S = 0) are valid.
+   - Scores of any size that fits a float do not overflow, if q * scale and the sum of S values fit
+     one too. Zero lengths (B, T or S = 0) are valid.
    - All of that under -ffast-math too.
    - float32 accumulation or better: error of mha_sdpa <= 2e-6 * max|v| on N(0,1) data.
    - The bits of an output row depend on that row's query, on the keys and values it
@@ -295,8 +296,8 @@ typedef enum mha_rope_scaling {
     MHA_ROPE_PLAIN = 0, /* angle = position * f(i) */
     MHA_ROPE_LINEAR,    /* position / factor */
     MHA_ROPE_NTK,       /* base * factor^(width/(width - 2)) */
-    MHA_ROPE_YARN,      /* between f and f / factor, by beta_fast and beta_slow; cos and sin times
-                           attention */
+    MHA_ROPE_YARN,      /* between f and f / factor, by beta_fast and beta_slow, as transformers
+                           rounds it; cos and sin times attention */
     MHA_ROPE_LLAMA3     /* between f and f / factor, by low_freq and high_freq */
 } mha_rope_scaling;
 
@@ -442,8 +443,8 @@ typedef struct mha_cache mha_cache;
    source. */
 typedef struct mha_args {
     int batch;             /* B. There is no default: 0 is an empty batch, nothing is done */
-    int seq;               /* T */
-    int source_seq;        /* S, with source: 0 means no keys, and y is b_out. Else 0 or T */
+    int seq;               /* T. Nor is there here: 0 are no queries, and y is not written */
+    int source_seq;        /* S, with source: 0 are no keys, as if all were excluded. Else 0 or T */
     const float *x;        /* [B,T,D] queries come from here */
     const float *source;   /* [B,S,d_source] keys and values come from here. Null: from x */
     const float *source_v; /* [B,S,d_source_v] values, if not from source too. Null: from source */
@@ -460,7 +461,7 @@ typedef struct mha_args {
                          attn and attn_mean, of a ring too, where most are 0. Default: none */
     int cache_only;   /* 1: x is not appended, it attends to what the cache holds: cross-attention
                          to a source that mha_cache_append put there. If the cache holds this
-                         layer's own tokens, and with rope, give positions too */
+                         layer's own tokens, and with rope, give positions too: else 0, 1, ... */
     const int *cu_seq;    /* [B+1] sequences of different lengths, see above. Default: none */
     const int *cu_source; /* [B+1] the same for source; source_seq = cu_source[B] or 0 */
     const int *positions; /* [B,T] or [seq]: positions for rope. Default: 0, 1, ... in each
@@ -530,6 +531,10 @@ MHA_API mha_status mha_cache_check(const mha_layer *layer, const mha_cache_confi
    args without a mask, cache_only = 0, is enough. */
 MHA_API mha_status mha_cache_append(const mha_layer *layer, const mha_args *args);
 
+/* The status mha_cache_append would give, and the reason: as mha_layer_check. */
+MHA_API mha_status mha_cache_append_check(const mha_layer *layer, const mha_args *args, char *why,
+                                          size_t why_size);
+
 /* Tokens that sequence slot holds (of a ring: has had); -1 if there is no such slot. */
 MHA_API int mha_cache_length(const mha_cache *cache, int slot);
 
@@ -567,8 +572,8 @@ typedef struct mha_sdpa_args {
     int batch;      /* B. There is no default: 0 is an empty batch, nothing is done */
     int heads;      /* H. Required */
     int kv_heads;   /* G: must divide heads. Default: heads */
-    int seq;        /* T */
-    int source_seq; /* S. 0: no keys, o is 0 */
+    int seq;        /* T. Nor is there here */
+    int source_seq; /* S. Nor is there here: 0 are no keys, and o is 0 */
     int d_k;        /* width of q and k. Required */
     int d_v;        /* width of v and o. Default: d_k */
     float scale;    /* default: 1/sqrt(d_k) */
@@ -603,7 +608,8 @@ MHA_API mha_status mha_sdpa_check(const mha_sdpa_args *args, char *why, size_t w
 
 /* Two results over different keys become the one over all of them: o_a, o_b [B,H,T,d], all three at
    stride (zero = contiguous), with their log-sum-exps [B,H,T]. o may be o_a or o_b, lse may be null
-   or lse_a or lse_b. For keys that are split among machines, or a prefix that many share. */
+   or lse_a or lse_b. For keys that are split among machines, or a prefix that many share. A sink
+   would count twice: leave it out of both, and merge it last, as o = sink_value or 0, lse = sink. */
 MHA_API mha_status mha_merge(int batch, int heads, int seq, int d, const float *o_a,
                              const float *lse_a, const float *o_b, const float *lse_b,
                              mha_stride stride, float *o, float *lse);
@@ -613,8 +619,8 @@ MHA_API mha_status mha_merge(int batch, int heads, int seq, int d, const float *
 /* 1. x [B,T,D] -> q [B,T,H*d_k];  source [B,S,d_source] -> k [B,S,G*d_k], v [B,S,G*d_v], q and k
    normed and rotated as the layer says. Uses batch, seq, source_seq, x, source, source_v, cu_seq,
    cu_source, positions, source_positions, workspace and parallel of args, and checks the rest; q, k
-   or v may be null if not wanted, but x and source are what mha_forward needs. The workspace of
-   mha_forward is enough. No cache. */
+   or v may be null if not wanted, but x and source are what mha_forward needs. What is written must
+   overlap nothing that is read. The workspace of mha_forward is enough. No cache. */
 MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args, float *q, float *k,
                                    float *v);
 
@@ -625,8 +631,8 @@ MHA_API mha_status mha_split_heads(int batch, int seq, int heads, int d, const f
 /* 3. mha_sdpa.   4. x [B,H,T,d] -> y [B,T,H*d]. x and y must not overlap. */
 MHA_API mha_status mha_merge_heads(int batch, int seq, int heads, int d, const float *x, float *y);
 
-/* 5. o [B,T,H*d_v] -> args->y [B,T,D]. Uses batch, seq, cu_seq, y, workspace and parallel. The
-   workspace of mha_forward is enough. */
+/* 5. o [B,T,H*d_v] -> args->y [B,T,D]. Uses batch, seq, cu_seq, y, workspace and parallel. o and y
+   must not overlap. The workspace of mha_forward is enough. */
 MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args, const float *o);
 
 /* The textbook's matrices of each head, W_i^Q (in D, out d_k, i < H), W_i^K (in D, out d_k,
@@ -2795,14 +2801,15 @@ static ptrdiff_t mha__at(const mha_stride *s, const int *cu, ptrdiff_t b, ptrdif
    x [rows, K] times packed matrices, plus bias, each head written where it is wanted. */
 
 /* Measured with x [1024,768], W [768,2304] on an Ice Lake core, AVX2. */
-#define MHA__K_BLOCK \
-    768 /* terms per pass. The 64-column block of weights, 192 KiB, stays in L2;
-                            256 or 384 terms are no faster, and reload the results more often */
-#define MHA__M_BLOCK \
-    192 /* rows of x that the weights are read from memory for. Ice Lake: 48 reach
-                            67 % of peak, 96 71 %, 192 76 %, 384 80 %; with the next block fetched
-                            ahead, 192 are within 2 % of 384, for half the scratch memory. Zen 4,
-                            with twice the bandwidth: all within 1 % */
+
+/* Terms per pass: the 64-column block of weights, 192 KiB, stays in L2; 256 or 384 terms are no
+   faster, and reload the results more often. */
+#define MHA__K_BLOCK 768
+
+/* Rows of x that the weights are read from memory for. Ice Lake: 48 reach 67 % of peak, 96 71 %, 192
+   76 %, 384 80 %; with the next block fetched ahead, 192 are within 2 % of 384, for half the scratch
+   memory. Zen 4, with twice the bandwidth: all within 1 %. */
+#define MHA__M_BLOCK 192
 
 typedef struct mha__project_job {
     const mha__kernels *kern;
@@ -3056,25 +3063,26 @@ static double mha__rope_freq(const mha_rope *rope, int i)
     return f;
 }
 
-/* table [width/2][2]: cos and sin of the angles at a position. */
-static void mha__rope_table(const mha_rope *rope, const double *freq, long position, float *table)
+/* table [n][2]: cos and sin of the angles of n pairs at a position. */
+static void mha__rope_table(const mha_rope *rope, int n, const double *freq, long position,
+                            float *table)
 {
     double size = rope->scaling == MHA_ROPE_YARN ? (double)rope->attention : 1.0;
     int i;
-    for (i = 0; i < rope->width / 2; i++) {
+    for (i = 0; i < n; i++) {
         double angle = (double)position * freq[i];
         table[2 * i] = (float)(cos(angle) * size);
         table[2 * i + 1] = (float)(sin(angle) * size);
     }
 }
 
-static void mha__rope_row(const mha_rope *rope, const float *table, float *x)
+/* n pairs of a head, from pair first on. */
+static void mha__rope_row(const mha_rope *rope, int first, int n, const float *table, float *x)
 {
-    int half = rope->width / 2, i;
-    int step = rope->layout == MHA_ROPE_HALF ? 1 : 2,
-        other = rope->layout == MHA_ROPE_HALF ? half : 1;
-    for (i = 0; i < half; i++) {
-        float *a = x + i * step, *b = a + other, a0 = *a, b0 = *b;
+    int half = rope->layout == MHA_ROPE_HALF, step = half ? 1 : 2, i;
+    int other = half ? rope->width / 2 : 1;
+    for (i = 0; i < n; i++) {
+        float *a = x + (first + i) * step, *b = a + other, a0 = *a, b0 = *b;
         *a = a0 * table[2 * i] - b0 * table[2 * i + 1];
         *b = b0 * table[2 * i] + a0 * table[2 * i + 1];
     }
@@ -3137,14 +3145,14 @@ static void mha__rotate_unit(const void *arg, ptrdiff_t unit, float *scratch)
                    (t + (job->x.origin ? job->x.origin[b] : 0)) * job->x.t_lo;
         if (job->rope) {
             ptrdiff_t token = mha__first(job->cu, job->seq, b) + t;
-            mha__rope_table(job->rope, job->freq,
+            mha__rope_table(job->rope, job->rope->width / 2, job->freq,
                             job->positions ? (long)job->positions[token]
                                            : (long)(t + (job->past ? job->past[b] : 0)),
                             scratch);
         }
         for (h = 0; h < job->heads; h++, x += job->x.head) {
             if (job->norm) mha__norm_row(job, x);
-            if (job->rope) mha__rope_row(job->rope, scratch, x);
+            if (job->rope) mha__rope_row(job->rope, 0, job->rope->width / 2, scratch, x);
         }
     }
     if (t0 >= t1 || (!job->to.data && !job->to.compact)) return;
@@ -4520,7 +4528,9 @@ MHA_API const char *mha_strerror(mha_status status)
     case MHA_ERR_CONFLICT: return "two fields contradict each other";
     case MHA_ERR_ALIGN: return "a pointer is not aligned for its type";
     case MHA_ERR_BUFFER: return "the buffer is too small (see mha_layer_size, mha_cache_size)";
-    case MHA_ERR_WORKSPACE: return "the workspace is missing or too small (see mha_workspace_size)";
+    case MHA_ERR_WORKSPACE:
+        return "the workspace is missing or too small (see mha_workspace_size, "
+               "mha_sdpa_workspace_size)";
     case MHA_ERR_MEMORY: return "out of memory";
     case MHA_ERR_FULL: return "the cache has no room for these tokens";
     case MHA_ERR_ISA: return "this instruction set is not available here (see mha_isa_available)";
@@ -4970,6 +4980,9 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
          r->o_stride.head != r->q_stride.head || r->o_stride.seq != r->q_stride.seq))
         return mha__fail(why, MHA_ERR_CONFLICT, "o is q but has another shape or other strides", "",
                          0, 0);
+    if (need_data && r->o && (r->o == r->k || r->o == r->v))
+        return mha__fail(why, MHA_ERR_CONFLICT, "o is @, which is still read while o is written",
+                         r->o == r->k ? "k" : "v", 0, 0);
     if (need_data && r->o && r->o == r->q && weights)
         return mha__fail(why, MHA_ERR_CONFLICT,
                          "o may not be q when attn or attn_mean is asked for", "", 0, 0);
@@ -5081,7 +5094,6 @@ static mha_status mha__rope_resolve(mha__why *why, mha_rope *r, int d)
 {
     int yarn = r->scaling == MHA_ROPE_YARN, llama = r->scaling == MHA_ROPE_LLAMA3;
     const char *unused;
-    float size;
     mha_status st;
     if ((unsigned)r->layout > (unsigned)MHA_ROPE_INTERLEAVED)
         return mha__fail(why, MHA_ERR_ENUM, "rope.layout is #, which is no mha_rope_layout", "",
@@ -5112,13 +5124,12 @@ static mha_status mha__rope_resolve(mha__why *why, mha_rope *r, int d)
         (st = mha__check_number(why, "rope.high_freq", r->high_freq, 0)))
         return st;
     if (r->base == 0.0f) r->base = 10000.0f;
-    if (r->factor == 0.0f) r->factor = 1.0f;
-    if (r->beta_fast == 0.0f) r->beta_fast = 32.0f;
-    if (r->beta_slow == 0.0f) r->beta_slow = 1.0f;
-    size = (float)(0.1 * log((double)r->factor) + 1.0);
-    if (r->attention == 0.0f) r->attention = size;
-    if (r->low_freq == 0.0f) r->low_freq = 1.0f;
-    if (r->high_freq == 0.0f) r->high_freq = 4.0f;
+    if (r->scaling && r->factor == 0.0f) r->factor = 1.0f;
+    if (yarn && r->beta_fast == 0.0f) r->beta_fast = 32.0f;
+    if (yarn && r->beta_slow == 0.0f) r->beta_slow = 1.0f;
+    if (yarn && r->attention == 0.0f) r->attention = (float)(0.1 * log((double)r->factor) + 1.0);
+    if (llama && r->low_freq == 0.0f) r->low_freq = 1.0f;
+    if (llama && r->high_freq == 0.0f) r->high_freq = 4.0f;
     if ((yarn || llama) && r->original == 0)
         return mha__fail(why, MHA_ERR_VALUE, "rope.original is 0; this rope.scaling needs it", "",
                          0, 0);
@@ -5130,15 +5141,14 @@ static mha_status mha__rope_resolve(mha__why *why, mha_rope *r, int d)
         return mha__fail(why, MHA_ERR_VALUE, "rope.high_freq is not above rope.low_freq", "", 0, 0);
     if (r->scaling == MHA_ROPE_NTK && r->width == 2)
         return mha__fail(why, MHA_ERR_VALUE, "MHA_ROPE_NTK needs rope.width above 2", "", 0, 0);
-    /* what is not used must be 0, or the default that mha_layer_config gives */
-    unused = r->scaling == MHA_ROPE_PLAIN && r->factor > 1.0f      ? "factor"
-             : !yarn && !llama && r->original                      ? "original"
-             : !yarn && mha__bits(r->beta_fast) != mha__bits(32)   ? "beta_fast"
-             : !yarn && mha__bits(r->beta_slow) != mha__bits(1)    ? "beta_slow"
-             : !yarn && mha__bits(r->attention) != mha__bits(size) ? "attention"
-             : !llama && mha__bits(r->low_freq) != mha__bits(1)    ? "low_freq"
-             : !llama && mha__bits(r->high_freq) != mha__bits(4)   ? "high_freq"
-                                                                   : NULL;
+    unused = !r->scaling && r->factor > 1.0f  ? "factor"
+             : !yarn && !llama && r->original ? "original"
+             : !yarn && r->beta_fast != 0.0f  ? "beta_fast"
+             : !yarn && r->beta_slow != 0.0f  ? "beta_slow"
+             : !yarn && r->attention != 0.0f  ? "attention"
+             : !llama && r->low_freq != 0.0f  ? "low_freq"
+             : !llama && r->high_freq != 0.0f ? "high_freq"
+                                              : NULL;
     if (!unused) return MHA_OK;
     return mha__fail(why, MHA_ERR_CONFLICT, "rope.@ is set, but this rope.scaling does not use it",
                      unused, 0, 0);
@@ -5151,7 +5161,7 @@ MHA_API mha_status mha_rotate(const mha_rope *rope, int batch, int heads, int se
     ptrdiff_t b, h, t;
     mha_status st;
     mha_rope r;
-    int i;
+    int i, n;
     if (!rope) return MHA_ERR_NULL;
     if (batch < 0 || heads < 1 || seq < 0 || d < 1) return MHA_ERR_SIZE;
     r = *rope;
@@ -5162,24 +5172,16 @@ MHA_API mha_status mha_rotate(const mha_rope *rope, int batch, int heads, int se
     if ((st = mha__check_rows(&w, stride, batch, heads, seq, d)) != MHA_OK) return st;
     if (r.layout == MHA_ROPE_NONE || batch == 0 || seq == 0) return MHA_OK;
     stride = mha__stride_or(stride, heads, seq, d);
-    for (i = 0; i < r.width / 2; i++) { /* one pair of all rows after the other: no table needed */
-        mha_rope pair = r;
-        double freq = mha__rope_freq(&r, i);
-        int at = r.layout == MHA_ROPE_HALF ? i : 2 * i;
-        int other = r.layout == MHA_ROPE_HALF ? r.width / 2 : 1;
-        pair.width = 2;
-        pair.layout = MHA_ROPE_INTERLEAVED;
+    for (i = 0; i < r.width / 2; i += n) { /* some pairs of all rows, then the next ones */
+        double freq[64];
+        float table[2 * 64];
+        for (n = 0; n < 64 && i + n < r.width / 2; n++) freq[n] = mha__rope_freq(&r, i + n);
         for (b = 0; b < batch; b++)
             for (t = 0; t < seq; t++) {
-                float table[2], two[2];
-                mha__rope_table(&pair, &freq, positions ? (long)positions[b * seq + t] : (long)t,
-                                table);
-                for (h = 0; h < heads; h++) {
-                    float *p = x + mha__at(&stride, NULL, b, h, t) + at;
-                    two[0] = p[0], two[1] = p[other];
-                    mha__rope_row(&pair, table, two);
-                    p[0] = two[0], p[other] = two[1];
-                }
+                long at = positions ? (long)positions[b * seq + t] : (long)t;
+                mha__rope_table(&r, n, freq, at, table);
+                for (h = 0; h < heads; h++)
+                    mha__rope_row(&r, i, n, table, x + mha__at(&stride, NULL, b, h, t));
             }
     }
     return MHA_OK;
@@ -5645,12 +5647,21 @@ static ptrdiff_t mha__brought(const mha_args *r, const mha__dims *d, ptrdiff_t b
     return r->cache_only ? 0 : mha__length(r->cu_source, d->kt, b);
 }
 
+static mha_status mha__check_same(mha__why *why, const char *name, int cache, int layer)
+{
+    if (cache == layer) return MHA_OK;
+    return mha__fail(why, MHA_ERR_CONFLICT,
+                     "the cache is for another layer: its @ is #, that of this one #", name, cache,
+                     layer);
+}
+
 /* A cache in args: whether it fits, and S. d holds the lengths of x and of what is appended. */
 static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha_args *r,
                                    mha__dims *d, int need)
 {
     const mha_cache *cache = r->cache;
     ptrdiff_t longest = 0, first;
+    mha_status st;
     int b;
     if (r->mask.key_len)
         return mha__fail(why, MHA_ERR_CONFLICT,
@@ -5662,9 +5673,10 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
     if (cache->cfg.batch != r->batch)
         return mha__fail(why, MHA_ERR_CONFLICT, "batch is # but the cache has # sequences", "",
                          r->batch, cache->cfg.batch);
-    if (cache->kv_heads != c->n_kv_heads || cache->d_k != c->d_k || cache->d_v != c->d_v)
-        return mha__fail(why, MHA_ERR_CONFLICT,
-                         "the cache is for a layer with other n_kv_heads, d_k or d_v", "", 0, 0);
+    if ((st = mha__check_same(why, "n_kv_heads", cache->kv_heads, c->n_kv_heads)) ||
+        (st = mha__check_same(why, "d_k", cache->d_k, c->d_k)) ||
+        (st = mha__check_same(why, "d_v", cache->d_v, c->d_v)))
+        return st;
     if (cache->cfg.ring && !(need & MHA__APPEND) && (need & MHA__WORK) &&
         (!r->mask.windowed || r->mask.left < 0))
         return mha__fail(why, MHA_ERR_CONFLICT,
@@ -5731,7 +5743,10 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
     if (r->cache_only && !r->cache)
         return mha__fail(why, MHA_ERR_CONFLICT, "cache_only is 1 but cache is null", "", 0, 0);
     if (r->cache && r->source && !(need & MHA__APPEND))
-        return mha__fail(why, MHA_ERR_CONFLICT, "cache and source are both set", "", 0, 0);
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "cache and source are both set: mha_cache_append takes a source, then "
+                         "mha_forward attends to it with cache_only = 1",
+                         "", 0, 0);
     if (!r->source && (r->source_v || r->source_positions))
         return mha__fail(why, MHA_ERR_CONFLICT, "@ is given but source is null",
                          r->source_v ? "source_v" : "source_positions", 0, 0);
@@ -5891,6 +5906,7 @@ static void mha__turn(const mha_layer *layer, const mha_args *r, const mha__dims
 {
     const mha_config *c = &layer->cfg;
     mha__rotate_job job;
+    int b;
     memset(&job, 0, sizeof job);
     job.kern = layer->kern;
     job.batch = r->batch;
@@ -5911,8 +5927,8 @@ static void mha__turn(const mha_layer *layer, const mha_args *r, const mha__dims
         job.past = r->cache && !r->cache_only ? r->cache->length : NULL;
     }
     if (job.cu && which) /* the longest of what is brought */
-        for (job.seq = 0, which = 0; which < r->batch; which++)
-            job.seq = mha__max(job.seq, mha__length(job.cu, 0, which));
+        for (job.seq = b = 0; b < r->batch; b++)
+            job.seq = mha__max(job.seq, mha__length(job.cu, 0, b));
     mha__rotate(&job, &r->parallel, scratch, lane);
 }
 
@@ -6015,19 +6031,18 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args)
     return MHA_OK;
 }
 
-MHA_API mha_status mha_cache_append(const mha_layer *layer, const mha_args *args)
+/* Validates; as mha__args_resolve, of what mha_cache_append uses of args. */
+static mha_status mha__append_resolve(mha__why *why, const mha_layer *layer, const mha_args *args,
+                                      mha_args *r, mha__dims *d, mha__plan *plan)
 {
-    mha__why w = mha__why_make(NULL, 0);
-    mha_args r, only;
-    mha__dims d;
-    mha__plan plan;
-    mha__place k, v;
-    void *owned;
-    char *ws;
+    mha_args only;
     mha_status st;
     memset(&only, 0, sizeof only);
     if (args) {
-        if (args->seq < 0 || args->source_seq < 0) return MHA_ERR_SIZE;
+        if (!args->cache) return mha__fail(why, MHA_ERR_NULL, "cache is null", "", 0, 0);
+        if ((st = mha__check_size(why, "seq", args->seq, 0)) ||
+            (st = mha__check_size(why, "source_seq", args->source_seq, 0)))
+            return st;
         only.batch = args->batch;
         only.seq = args->source ? 0 : args->seq;
         only.cu_seq = args->source ? NULL : args->cu_seq;
@@ -6043,11 +6058,31 @@ MHA_API mha_status mha_cache_append(const mha_layer *layer, const mha_args *args
         only.workspace_size = args->workspace_size;
         only.parallel = args->parallel;
     }
-    st = mha__args_resolve(&w, layer, args ? &only : NULL, &r, &d, &plan,
-                           MHA__X | MHA__WORK | MHA__APPEND);
-    if (st != MHA_OK) return st;
-    if (!r.cache) return MHA_ERR_NULL;
-    if (r.batch == 0 || d.kt == 0) return MHA_OK;
+    return mha__args_resolve(why, layer, args ? &only : NULL, r, d, plan,
+                             MHA__X | MHA__WORK | MHA__APPEND);
+}
+
+MHA_API mha_status mha_cache_append_check(const mha_layer *layer, const mha_args *args, char *why,
+                                          size_t why_size)
+{
+    mha__why w = mha__why_make(why, why_size);
+    mha_args r;
+    mha__dims d;
+    mha__plan plan;
+    return mha__append_resolve(&w, layer, args, &r, &d, &plan);
+}
+
+MHA_API mha_status mha_cache_append(const mha_layer *layer, const mha_args *args)
+{
+    mha__why w = mha__why_make(NULL, 0);
+    mha_args r;
+    mha__dims d;
+    mha__plan plan;
+    mha__place k, v;
+    void *owned;
+    char *ws;
+    mha_status st = mha__append_resolve(&w, layer, args, &r, &d, &plan);
+    if (st != MHA_OK || r.batch == 0 || d.kt == 0) return st;
     ws = mha__open(r.workspace, plan.total, &owned);
     if (!ws) return MHA_ERR_MEMORY;
     mha__cache_places(r.cache, &k, &v);
@@ -6074,6 +6109,11 @@ MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args,
     if (st != MHA_OK) return st;
     c = &layer->cfg;
     if (r.cache) return MHA_ERR_CONFLICT; /* a stage does not append */
+    /* threads would read what others have written; without any it may work, which is worse */
+    if ((q && (q == r.x || q == r.source || q == r.source_v)) ||
+        (k && (k == r.x || k == r.source || k == r.source_v || k == q)) ||
+        (v && (v == r.x || v == r.source || v == r.source_v || v == q || v == k)))
+        return MHA_ERR_CONFLICT;
     if ((st = mha__check_tensor(&w, "q", q, 0, d.qb, d.qt, c->n_heads, c->d_k)) ||
         (st = mha__check_tensor(&w, "k", k, 0, d.kb, d.kt, c->n_kv_heads, c->d_k)) ||
         (st = mha__check_tensor(&w, "v", v, 0, d.kb, d.kt, c->n_kv_heads, c->d_v)))
@@ -6115,6 +6155,7 @@ MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args,
     st = mha__args_resolve(&w, layer, args ? &only : NULL, &r, &d, &plan, MHA__Y | MHA__WORK);
     if (st != MHA_OK) return st;
     st = mha__check_tensor(&w, "o", o, 1, d.qb, d.qt, layer->cfg.n_heads, layer->cfg.d_v);
+    if (st == MHA_OK && o && o == r.y) return MHA_ERR_CONFLICT; /* as in mha_project_qkv */
     if (st != MHA_OK || r.batch == 0) return st;
     ws = mha__open(r.workspace, plan.total, &owned);
     if (!ws) return MHA_ERR_MEMORY;

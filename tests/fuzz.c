@@ -1754,9 +1754,10 @@ static void cache_call(world *w, int c, int most)
             k.a.workspace_size = bytes;
         }
     }
-    checked = k.append ? MHA_OK : mha_forward_check(l->layer, &k.a, NULL, 0);
+    if (k.append) checked = mha_cache_append_check(l->layer, &k.a, NULL, 0);
+    else checked = mha_forward_check(l->layer, &k.a, NULL, 0);
     st = k.append ? mha_cache_append(l->layer, &k.a) : mha_forward(l->layer, &k.a);
-    if (!k.append) require_status("mha_forward and its check", st, checked);
+    require_status("a call and its check", st, checked);
     if (want == 1) require_status("a call of a cache", st, MHA_OK);
     if (want == 0) require(st != MHA_OK, "a call of a cache that must be refused");
     if (st != MHA_OK || k.only)
@@ -2280,6 +2281,8 @@ static void refuse_stages(const net *l, const mha_args *a, int fine)
 
     st = mha_cache_append(layer, a);
     tell("append", st);
+    require(mha_cache_append_check(layer, a, NULL, 0) == (lets_pass(st) ? MHA_OK : st),
+            "mha_cache_append and its check");
     require(!lets_pass(st) || (layer && !forbidden_append(l, a)), "mha_cache_append lets it pass");
     if (fine && layer && a->cache && !a->cache_only)
         require(lets_pass(st), "mha_cache_append refuses what mha_forward does not");

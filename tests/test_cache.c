@@ -1139,10 +1139,10 @@ TEST refused(bench *e, const mha_args *a, mha_status want, int line_no)
     st = append ? mha_cache_append(e->l.n.layer, a) : mha_forward(e->l.n.layer, a);
     if (st != want) printf("\n  line %d\n", line_no);
     ASSERT_STATUS(want, st);
-    if (!append) {
-        ASSERT_STATUS(want, mha_forward_check(e->l.n.layer, a, why, sizeof why));
-        ASSERT(strlen(why) > 5);
-    }
+    if (append) st = mha_cache_append_check(e->l.n.layer, a, why, sizeof why);
+    else st = mha_forward_check(e->l.n.layer, a, why, sizeof why);
+    ASSERT_STATUS(want, st);
+    ASSERT(strlen(why) > 5);
     ASSERT(memcmp(e->w.before, e->w.memory[0], e->w.bytes) == 0);
     ASSERT(bytes_are(e->y, 0xa5, sizeof e->y / sizeof e->y[0]));
     PASS();
@@ -1198,12 +1198,20 @@ TEST forward_refuses(void)
     }
     { /* a layer of another shape */
         const int shape[3][4] = { { 2, 2, 6, 7 }, { 6, 3, 4, 7 }, { 6, 3, 6, 5 } };
+        static const char *const sentence[3] = {
+            "the cache is for another layer: its n_kv_heads is 3, that of this one 2",
+            "the cache is for another layer: its d_k is 6, that of this one 4",
+            "the cache is for another layer: its d_v is 7, that of this one 5"
+        };
+        char why[160];
         for (int i = 0; i < 3; i++) {
             rich other = rich_weights(MHA_ISA_AUTO, EW, shape[i][0], shape[i][1], shape[i][2],
                                       shape[i][3], 0, 0, 0, 1);
             ASSERT_STATUS(MHA_OK, rich_create(&other));
             ASSERT_STATUS(MHA_ERR_CONFLICT, mha_forward(other.n.layer, &e.a));
             ASSERT_STATUS(MHA_ERR_CONFLICT, mha_cache_append(other.n.layer, &e.a));
+            mha_cache_append_check(other.n.layer, &e.a, why, sizeof why);
+            ASSERT_STR_EQ(sentence[i], why);
             rich_free(&other);
         }
     }
@@ -1214,6 +1222,7 @@ TEST forward_refuses(void)
 TEST append_refuses(void)
 {
     const int down[EB + 1] = { 0, 5, 3 }, right[EB + 1] = { 0, 2, 6 };
+    char why[160] = "x";
     bench e;
     ASSERT_STATUS(MHA_OK, bench_make(&e, 0));
     e.a.y = NULL;
@@ -1239,6 +1248,9 @@ TEST append_refuses(void)
         ASSERT_STATUS(MHA_ERR_NULL, mha_cache_append(other.n.layer, &e.a));
         rich_free(&other);
     }
+    ASSERT_STATUS(MHA_OK, mha_cache_append_check(e.l.n.layer, &e.a, why, sizeof why));
+    ASSERT_STR_EQ("", why);
+    ASSERT_EQ_FMT(0, mha_cache_length(e.w.cache[0], 1), "%d");
     ASSERT_STATUS(MHA_OK, mha_cache_append(e.l.n.layer, &e.a));
     ASSERT_EQ_FMT((int)ET, mha_cache_length(e.w.cache[0], 1), "%d");
     bench_free(&e);
@@ -1449,6 +1461,57 @@ TEST sources_of_lengths(void)
     PASS();
 }
 
+/* To reorder sequences takes time and memory of what they hold: of large caches with a few tokens
+   only those are touched, and 30,000 sequences that all move by one are done at once. */
+TEST reorder_is_cheap(void)
+{
+    enum { MANY = 30000, LARGE = 5000, W = 14, T = 3 };
+    const int swap[3] = { 1, 0, 2 }, circle[3] = { 1, 2, 0 };
+    int *order = (int *)stream_take(MANY * sizeof(int));
+    rich l = rich_weights(MHA_ISA_AUTO, W, 2, 1, 4, 5, 0, 0, 0, test_seed);
+    rng r = rng_make(test_seed + 92);
+    float *x = rng_floats(&r, 3 * T * W);
+    mha_cache *cache;
+    ASSERT_STATUS(MHA_OK, rich_create(&l));
+    for (int type = 0; type < 4; type++)
+        for (int ring = 0; ring < 2; ring++) {
+            mha_cache_config cfg = cache_cfg(3, LARGE, ring);
+            mha_args a = { 0 };
+            unsigned char *buffer, *before;
+            size_t bytes, changed = 0;
+            cfg.type = (mha_type)type;
+            ASSERT_STATUS(MHA_OK, mha_cache_size(l.n.layer, &cfg, &bytes));
+            buffer = (unsigned char *)stream_take(bytes);
+            before = (unsigned char *)stream_take(bytes);
+            memset(buffer, 0xa5, bytes);
+            ASSERT_STATUS(MHA_OK, mha_cache_init(&cache, buffer, bytes, l.n.layer, &cfg));
+            a.batch = 3, a.seq = T, a.x = x, a.cache = cache;
+            ASSERT_STATUS(MHA_OK, mha_cache_append(l.n.layer, &a));
+            for (int b = 1; b < 3; b++) /* what nobody holds is different in each */
+                memset(buffer + bytes / 3 * (size_t)b + bytes / 6, b, 1000);
+            memcpy(before, buffer, bytes);
+            ASSERT_STATUS(MHA_OK, mha_cache_reorder(cache, swap));
+            ASSERT_STATUS(MHA_OK, mha_cache_reorder(cache, circle));
+            ASSERT_STATUS(MHA_OK, mha_cache_fork(cache, 0, cache, 1, -1));
+            for (size_t i = 0; i < bytes; i++) changed += buffer[i] != before[i];
+            ASSERT(changed > 0 && changed < 3 * 16 * (4 + 16 + 2) * sizeof(float));
+            free(buffer), free(before);
+        }
+    for (int way = -1; way <= 1; way += 2) {
+        mha_cache_config cfg = cache_cfg(MANY, 1, 0);
+        ASSERT_STATUS(MHA_OK, mha_cache_create(&cache, l.n.layer, &cfg));
+        for (int b = 0; b < MANY; b++) order[b] = b + way;
+        order[0] += way<0, order[MANY - 1] -= way> 0;
+        ASSERT_STATUS(MHA_OK, mha_cache_reorder(cache, order));
+        order[way < 0 ? 0 : MANY - 1] = way < 0 ? MANY - 1 : 0; /* all of them one circle */
+        ASSERT_STATUS(MHA_OK, mha_cache_reorder(cache, order));
+        mha_cache_free(cache);
+    }
+    rich_free(&l);
+    free(x), free(order);
+    PASS();
+}
+
 #define BIG_CACHE \
     "batch 2147483647 with capacity 2147483647 would be more bytes than can be addressed"
 
@@ -1556,4 +1619,5 @@ SUITE(cache_suite)
     RUN_TEST(create_refuses);
     RUN_TEST(size_of_ring);
     RUN_TEST(sources_of_lengths);
+    RUN_TEST(reorder_is_cheap);
 }

@@ -247,9 +247,7 @@ LAYER(rope_high_freq_nan, layer_good_llama3(c); c->cfg.rope.high_freq = F_NAN)
 LAYER(ntk_width_2, rope(c); c->cfg.rope.scaling = MHA_ROPE_NTK; c->cfg.rope.width = 2)
 LAYER(yarn_betas, layer_good_yarn(c); c->cfg.rope.beta_fast = 1; c->cfg.rope.beta_slow = 32)
 LAYER(good_yarn_betas, layer_good_yarn(c); c->cfg.rope.beta_fast = c->cfg.rope.beta_slow = 4)
-LAYER(good_rope_filled, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR; c->cfg.rope.factor = 8;
-      c->cfg.rope.beta_fast = 32; c->cfg.rope.beta_slow = 1; c->cfg.rope.low_freq = 1;
-      c->cfg.rope.high_freq = 4; c->cfg.rope.attention = (float)(0.1 * log(8.0) + 1.0))
+LAYER(good_plain_factor, rope(c); c->cfg.rope.factor = 1)
 LAYER(plain_factor, rope(c); c->cfg.rope.factor = 8)
 LAYER(plain_original, rope(c); c->cfg.rope.original = 64)
 LAYER(linear_original, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR; c->cfg.rope.original = 64)
@@ -407,7 +405,7 @@ static const layer_case layer_cases[] = {
     { "llama3_freqs", layer_llama3_freqs, MHA_ERR_VALUE, "high_freq low_freq", 1 },
     { "yarn_betas", layer_yarn_betas, MHA_ERR_VALUE, "beta_fast beta_slow", 1 },
     { "good_yarn_betas", layer_good_yarn_betas, MHA_OK, "", 1 },
-    { "good_rope_filled", layer_good_rope_filled, MHA_OK, "", 1 },
+    { "good_plain_factor", layer_good_plain_factor, MHA_OK, "", 1 },
     { "plain_factor", layer_plain_factor, MHA_ERR_CONFLICT, "rope factor scaling", 1 },
     { "plain_original", layer_plain_original, MHA_ERR_CONFLICT, "rope original scaling", 1 },
     { "linear_original", layer_linear_original, MHA_ERR_CONFLICT, "rope original scaling", 1 },
@@ -1169,6 +1167,8 @@ SDPA(q_null, c->a.q = NULL)
 SDPA(k_null, c->a.k = NULL)
 SDPA(v_null, c->a.v = NULL)
 SDPA(o_null, c->a.o = NULL)
+SDPA(o_is_k, c->a.k = c->a.o)
+SDPA(o_is_v, c->a.v = c->a.o)
 SDPA(batch_neg, c->a.batch = -5)
 SDPA(heads_0, c->a.heads = 0)
 SDPA(heads_neg, c->a.heads = -5)
@@ -1276,6 +1276,8 @@ static const sdpa_case sdpa_cases[] = {
     { "k_null", sdpa_k_null, MHA_ERR_NULL, "k", 0 },
     { "v_null", sdpa_v_null, MHA_ERR_NULL, "v", 0 },
     { "o_null", sdpa_o_null, MHA_ERR_NULL, "o", 0 },
+    { "o_is_k", sdpa_o_is_k, MHA_ERR_CONFLICT, "o k read", 0 },
+    { "o_is_v", sdpa_o_is_v, MHA_ERR_CONFLICT, "o v read", 0 },
     { "batch_neg", sdpa_batch_neg, MHA_ERR_SIZE, "batch -5", 1 },
     { "heads_0", sdpa_heads_0, MHA_ERR_SIZE, "heads 0", 1 },
     { "heads_neg", sdpa_heads_neg, MHA_ERR_SIZE, "heads -5", 1 },
@@ -1834,6 +1836,72 @@ TEST scale_next_to_flt_max(void)
 }
 
 /* The last stage looks at what it uses, and at nothing else: not at a full cache, say. */
+/* What mha_layer_config gives holds the defaults of the fields that its scaling uses: it can be
+   changed and used again. */
+TEST rope_defaults(void)
+{
+    for (int n = 0; n <= (int)MHA_ROPE_LLAMA3; n++) {
+        layer_ctx c = layer_base();
+        mha_layer *layer = NULL, *again = NULL;
+        const mha_rope *r;
+        c.cfg.rope.layout = MHA_ROPE_HALF;
+        c.cfg.rope.width = 4;
+        c.cfg.rope.scaling = (mha_rope_scaling)n;
+        if (n) c.cfg.rope.factor = 3;
+        if (n >= (int)MHA_ROPE_YARN) c.cfg.rope.original = 64;
+        ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &c.cfg, &c.w));
+        r = &mha_layer_config(layer)->rope;
+        ASSERT(r->base >= 10000 && r->base <= 10000);
+        ASSERT_EQ(n == (int)MHA_ROPE_YARN, r->beta_fast >= 32 && r->beta_slow >= 1);
+        ASSERT_EQ(n == (int)MHA_ROPE_YARN, r->attention > 1);
+        ASSERT_EQ(n == (int)MHA_ROPE_LLAMA3, r->low_freq >= 1 && r->high_freq >= 4);
+        c.cfg = *mha_layer_config(layer);
+        if (n) c.cfg.rope.factor = 5;
+        ASSERT_STATUS(MHA_OK, mha_layer_create(&again, &c.cfg, &c.w));
+        mha_layer_free(again);
+        mha_layer_free(layer);
+    }
+    PASS();
+}
+
+/* The stages cannot write over what they read, whatever the number of threads. */
+TEST outputs_are_not_inputs(void)
+{
+    enum { WIDE = 8, LONG = 3 };
+    float x[LONG * WIDE] = { 0 }, s[LONG * WIDE] = { 0 }, y[3][LONG * WIDE],
+                   w[3 * WIDE * WIDE] = { 0 };
+    mha_config cfg = { 0 };
+    mha_weights weights = { 0 };
+    mha_args a = { 0 };
+    mha_layer *layer = NULL;
+    cfg.d_model = WIDE, cfg.n_heads = 2;
+    weights.qkv = w, weights.out = w;
+    ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &cfg, &weights));
+    a.batch = 1, a.seq = LONG, a.x = x;
+    ASSERT_STATUS(MHA_OK, mha_project_qkv(layer, &a, y[0], y[1], y[2]));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, x, y[1], y[2]));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, y[0], x, y[2]));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, y[0], y[1], x));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, y[0], y[0], NULL));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, y[0], NULL, y[0]));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, y[1], y[1]));
+    ASSERT_STATUS(MHA_OK, mha_project_qkv(layer, &a, NULL, NULL, NULL));
+    a.source = s, a.source_seq = LONG;
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, s, NULL, NULL));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, s, NULL));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, NULL, s));
+    a.source_v = y[0];
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, NULL, y[0]));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, y[0], NULL));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, y[0], NULL, NULL));
+    memset(&a, 0, sizeof a);
+    a.batch = 1, a.seq = LONG, a.y = x;
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_out(layer, &a, x));
+    ASSERT_STATUS(MHA_OK, mha_project_out(layer, &a, y[0]));
+    mha_layer_free(layer);
+    PASS();
+}
+
 TEST project_out_alone(void)
 {
     float w[16] = { 0 }, x[4] = { 0 }, y[4] = { 1, 1, 1, 1 };
@@ -1866,6 +1934,8 @@ SUITE(errors_suite)
     RUN_CASES(layer_arguments, layer_cases)
     RUN_TEST(layer_pointers);
     RUN_TEST(layer_defaults);
+    RUN_TEST(rope_defaults);
+    RUN_TEST(outputs_are_not_inputs);
     RUN_CASES(forward_arguments, call_cases)
     RUN_TEST(workspace_numbers);
     RUN_TEST(workspace_overflow);

@@ -1096,6 +1096,52 @@ TEST sdpa_memory_is_linear(mha_isa isa)
     PASS();
 }
 
+static void no_parallel(void *ctx, int n, mha_task task, void *arg)
+{
+    (void)ctx, (void)n, (void)task, (void)arg;
+}
+
+/* A workspace for a long call serves a shorter one: no size falls as the call grows. */
+TEST workspace_grows(mha_isa isa)
+{
+    static const int heads[4][2] = { { 8, 8 }, { 8, 2 }, { 8, 1 }, { 7, 1 } };
+    static const int threads[2] = { 1, 8 };
+    for (int n = 0; n < 4 * 2 * 2; n++) {
+        const int h = heads[n % 4][0], g = heads[n % 4][1], many = threads[n / 4 % 2];
+        mha_config cfg = { 0 };
+        mha_weights w = { 0 };
+        float *weights = test_floats(4 * 32 * 64, 0.0f);
+        mha_layer *layer = NULL;
+        mha_cache_config room = { 0 };
+        mha_cache *cache = NULL;
+        size_t last[3] = { 0, 0, 0 };
+        cfg.d_model = 32, cfg.n_heads = h, cfg.n_kv_heads = g, cfg.d_k = 8, cfg.isa = isa;
+        w.q = w.k = w.v = w.out = weights;
+        ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &cfg, &w));
+        room.batch = 1, room.capacity = 400, room.type = n / 8 ? MHA_INT8 : MHA_F32;
+        ASSERT_STATUS(MHA_OK, mha_cache_create(&cache, layer, &room));
+        for (int t = 0; t <= 300; t++)
+            for (int what = 0; what < 3; what++) {
+                mha_args a = { 0 };
+                mha_sdpa_args s = { 0 };
+                size_t bytes = 0;
+                a.batch = s.batch = 1, a.seq = s.seq = s.source_seq = t;
+                a.parallel.threads = s.parallel.threads = many;
+                a.parallel.parallel_for = s.parallel.parallel_for = many > 1 ? no_parallel : NULL;
+                a.cache = what == 1 ? cache : NULL;
+                s.heads = h, s.kv_heads = g, s.d_k = 8, s.isa = isa;
+                if (what < 2) ASSERT_STATUS(MHA_OK, mha_workspace_size(layer, &a, &bytes));
+                else ASSERT_STATUS(MHA_OK, mha_sdpa_workspace_size(&s, &bytes));
+                ASSERT(bytes >= last[what]);
+                last[what] = bytes;
+            }
+        mha_cache_free(cache);
+        mha_layer_free(layer);
+        free(weights);
+    }
+    PASS();
+}
+
 SUITE(memory_suite)
 {
     RUN_ON_EACH_ISA(layer_create_fails);
@@ -1120,4 +1166,5 @@ SUITE(memory_suite)
     RUN_ON_EACH_ISA(sdpa_in_place);
     RUN_ON_EACH_ISA(layer_memory_is_linear);
     RUN_ON_EACH_ISA(sdpa_memory_is_linear);
+    RUN_ON_EACH_ISA(workspace_grows);
 }
