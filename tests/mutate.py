@@ -79,6 +79,17 @@ EQUIVALENT = [
      r", 2[,)]", "that it is not 0 is all that counts"),
     (r"j < MHA__NR && c \+ n \* MHA__NR \+ j < d", "i < MHA__NR",
      "what is written past a panel is overwritten by the next, and ends with d"),
+    (r"^mha__products: left = ", ";", "asks for memory ahead of its use: speed only"),
+    (r"^mha__attend_scratch: mha__take\(&bytes, mha__floats\(kern->mr, MHA__KEYS", "MHA__KEYS, 2",
+     "more scratch than is used"),
+    (r"^mha__attend_scratch: size_t bytes = 0", "= 1;", "it is rounded up to cache lines, or down to floats"),
+    (r"^mha__scores: int i, np, any = 0", "any = 1", "a row that sees no key has no weights either way"),
+    (r"^mha__cap: .*float t = mha__float", "0x7ffffffeu", "the last bit of a score, less than its rounding"),
+    (r"^mha__dots_rows?_avx2: for \(; k > 0", "k > 1", "k is a multiple of 16"),
+    (r"^mha__shape_scalar: if \(how->slope != 0", r"slope != 1\.0f", "0 times a distance adds nothing"),
+    (r"^mha__project_unit: ptrdiff_t end = ", r"last \+ base", "what other units do too, with the same bits"),
+    (r"^mha__extra: memset\(p, 0", "p, 1,", "without weights it is not read"),
+    (r"^mha__attend_local_unit: if \(lo < hi\)", "lo <= hi", "of no keys nothing is packed"),
 ]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -243,6 +243,7 @@ LAYER(rope_beta_fast_nan, layer_good_yarn(c); c->cfg.rope.beta_fast = F_NAN)
 LAYER(rope_beta_slow_nan, layer_good_yarn(c); c->cfg.rope.beta_slow = F_NAN)
 LAYER(rope_attention_nan, layer_good_yarn(c); c->cfg.rope.attention = F_NAN)
 LAYER(rope_low_freq_nan, layer_good_llama3(c); c->cfg.rope.low_freq = F_NAN)
+LAYER(rope_low_freq_neg, layer_good_llama3(c); c->cfg.rope.low_freq = -1)
 LAYER(rope_high_freq_nan, layer_good_llama3(c); c->cfg.rope.high_freq = F_NAN)
 LAYER(ntk_width_2, rope(c); c->cfg.rope.scaling = MHA_ROPE_NTK; c->cfg.rope.width = 2)
 LAYER(yarn_betas, layer_good_yarn(c); c->cfg.rope.beta_fast = 1; c->cfg.rope.beta_slow = 32)
@@ -399,6 +400,7 @@ static const layer_case layer_cases[] = {
     { "rope_beta_slow_nan", layer_rope_beta_slow_nan, MHA_ERR_VALUE, "beta_slow", 1 },
     { "rope_attention_nan", layer_rope_attention_nan, MHA_ERR_VALUE, "attention", 1 },
     { "rope_low_freq_nan", layer_rope_low_freq_nan, MHA_ERR_VALUE, "low_freq", 1 },
+    { "rope_low_freq_neg", layer_rope_low_freq_neg, MHA_ERR_VALUE, "low_freq less", 1 },
     { "rope_high_freq_nan", layer_rope_high_freq_nan, MHA_ERR_VALUE, "high_freq", 1 },
     { "ntk_width_2", layer_ntk_width_2, MHA_ERR_VALUE, "width 2", 1 },
     { "yarn_base_1", layer_yarn_base_1, MHA_ERR_VALUE, "base 1", 1 },
