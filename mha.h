@@ -1172,9 +1172,11 @@ typedef struct mha__kernels {
 
     /* gemm, as if b had been widened before, for panels of a type other than F32, b_row and b_panel
        numbers apart. Null if there is none (narrow_tiles is 0): then widen is used, which for a few
-       rows writes and reads the floats once more than it has to. */
+       rows writes and reads the floats once more than it has to. ahead: if not 0, what lies so many
+       bytes after each line of b is asked for, meanwhile. */
     void (*narrow)(int m, int np, int k, const float *a, mha_type type, const void *b,
-                   ptrdiff_t b_row, ptrdiff_t b_panel, float *c, const float *start);
+                   ptrdiff_t b_row, ptrdiff_t b_panel, ptrdiff_t ahead, float *c,
+                   const float *start);
 
     /* Up to so many tiles of x, it is faster for weights than to widen them for all tiles at once.
        With int8 [2048,8192] on Zen 4, 2, 4, 6 and 12 rows are 2.3, 2.0, 1.5 and 1.3 times as fast
@@ -1781,10 +1783,19 @@ static MHA__AVX2 void mha__times_avx2(int m, int np, float *c, const float *col)
         }
 }
 
+/* Asks for rows of so many bytes, of panels that far apart. */
+MHA__INLINE void mha__ask(const char *at, ptrdiff_t panel, int panels, ptrdiff_t bytes)
+{
+    ptrdiff_t c;
+    int p;
+    for (p = 0; p < panels; p++)
+        for (c = 0; c < bytes; c += 64) MHA__PREFETCH_L2(at + p * panel + c);
+}
+
 /* One row and four panels, the type a constant. */
 MHA__INLINE MHA__AVX2 void mha__narrow_row_avx2(const mha_type type, int k, const float *a,
                                                 const char *b, ptrdiff_t b_row, ptrdiff_t b_panel,
-                                                float *c, const float *start)
+                                                ptrdiff_t ahead, float *c, const float *start)
 {
     const ptrdiff_t size = type == MHA_INT8 ? 1 : 2, panel = b_panel * size;
     __m256 acc[8], x = start ? _mm256_broadcast_ss(start) : _mm256_setzero_ps();
@@ -1796,6 +1807,7 @@ MHA__INLINE MHA__AVX2 void mha__narrow_row_avx2(const mha_type type, int k, cons
     }
     for (; k > 0; k -= MHA__NR, a += (MHA__AVX2_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
+        if (ahead) mha__ask(b + ahead, panel, 4, n * b_row * size);
         for (kk = 0; kk < n; kk++, a++, b += b_row * size) {
             x = _mm256_broadcast_ss(a);
             MHA__UNROLL
@@ -1811,19 +1823,19 @@ MHA__INLINE MHA__AVX2 void mha__narrow_row_avx2(const mha_type type, int k, cons
 
 /* A function of its own, or addresses are kept on the stack. */
 MHA__APART MHA__AVX2 void mha__narrow_1x4_avx2(int k, const float *a, mha_type type, const char *b,
-                                               ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
-                                               const float *start)
+                                               ptrdiff_t b_row, ptrdiff_t b_panel, ptrdiff_t ahead,
+                                               float *c, const float *start)
 {
-    if (type == MHA_F16) mha__narrow_row_avx2(MHA_F16, k, a, b, b_row, b_panel, c, start);
-    else if (type == MHA_BF16) mha__narrow_row_avx2(MHA_BF16, k, a, b, b_row, b_panel, c, start);
-    else mha__narrow_row_avx2(MHA_INT8, k, a, b, b_row, b_panel, c, start);
+    if (type == MHA_F16) mha__narrow_row_avx2(MHA_F16, k, a, b, b_row, b_panel, ahead, c, start);
+    else if (type == MHA_BF16)
+        mha__narrow_row_avx2(MHA_BF16, k, a, b, b_row, b_panel, ahead, c, start);
+    else mha__narrow_row_avx2(MHA_INT8, k, a, b, b_row, b_panel, ahead, c, start);
 }
 
-/* R rows and one panel, in halves: what the type is, is asked for each 8 numbers, which R products
-   hide. */
+/* R rows and one panel, in halves. */
 MHA__INLINE MHA__AVX2 void mha__narrow_rows_avx2(const int R, int k, const float *a, mha_type type,
-                                                 const char *b, ptrdiff_t b_row, float *c,
-                                                 const float *start)
+                                                 const char *b, ptrdiff_t b_row, ptrdiff_t ahead,
+                                                 float *c, const float *start)
 {
     const ptrdiff_t size = type == MHA_INT8 ? 1 : 2;
     __m256 acc[4][2], x, y;
@@ -1837,13 +1849,11 @@ MHA__INLINE MHA__AVX2 void mha__narrow_rows_avx2(const int R, int k, const float
     }
     for (; k > 0; k -= MHA__NR, a += (MHA__AVX2_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
+        if (ahead) mha__ask(b + ahead, 0, 1, n * b_row * size);
         for (kk = 0; kk < n; kk++, a++, b += b_row * size) {
             MHA__UNROLL
             for (p = 0; p < 2; p++) {
-                const char *at = b + p * 8 * size;
-                if (type == MHA_F16) y = mha__load_avx2(MHA_F16, at);
-                else if (type == MHA_BF16) y = mha__load_avx2(MHA_BF16, at);
-                else y = mha__load_avx2(MHA_INT8, at);
+                y = mha__load_avx2(type, b + p * 8 * size);
                 MHA__UNROLL
                 for (i = 0; i < R; i++)
                     acc[i][p] = _mm256_fmadd_ps(_mm256_broadcast_ss(a + i * MHA__NR), y, acc[i][p]);
@@ -1857,11 +1867,23 @@ MHA__INLINE MHA__AVX2 void mha__narrow_rows_avx2(const int R, int k, const float
     }
 }
 
+/* The type a constant, or gcc asks for it in the inner loop: 1.2 to 1.4 times as long. */
+MHA__APART MHA__AVX2 void mha__narrow_4x1_avx2(int k, const float *a, mha_type type, const char *b,
+                                               ptrdiff_t b_row, ptrdiff_t ahead, float *c,
+                                               const float *start)
+{
+    if (type == MHA_F16) mha__narrow_rows_avx2(4, k, a, MHA_F16, b, b_row, ahead, c, start);
+    else if (type == MHA_BF16) mha__narrow_rows_avx2(4, k, a, MHA_BF16, b, b_row, ahead, c, start);
+    else mha__narrow_rows_avx2(4, k, a, MHA_INT8, b, b_row, ahead, c, start);
+}
+
 static MHA__AVX2 void mha__narrow_avx2(int m, int np, int k, const float *a, mha_type type,
-                                       const void *b, ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
-                                       const float *start)
+                                       const void *b, ptrdiff_t b_row, ptrdiff_t b_panel,
+                                       ptrdiff_t ahead, float *c, const float *start)
 {
     const ptrdiff_t size = type == MHA_INT8 ? 1 : 2;
+    /* panels that follow each other are one stream here, which the CPU fetches ahead by itself */
+    const ptrdiff_t rows_ahead = b_panel == (ptrdiff_t)k * MHA__NR ? 0 : ahead;
     const char *at = (const char *)b;
     int did, i, rows, p;
     for (; np > 0; np -= did, at += did * b_panel * size, c += did * MHA__AVX2_MR * MHA__NR) {
@@ -1871,11 +1893,11 @@ static MHA__AVX2 void mha__narrow_avx2(int m, int np, int k, const float *a, mha
             float *z = c + i * MHA__NR;
             rows = m - i >= 4 ? 4 : 1;
             for (p = 0; p < did && rows == 4; p++)
-                mha__narrow_rows_avx2(4, k, x, type, at + p * b_panel * size, b_row,
-                                      z + p * MHA__AVX2_MR * MHA__NR, first);
+                mha__narrow_4x1_avx2(k, x, type, at + p * b_panel * size, b_row, rows_ahead,
+                                     z + p * MHA__AVX2_MR * MHA__NR, first);
             if (rows == 4) continue;
-            if (did == 1) mha__narrow_rows_avx2(1, k, x, type, at, b_row, z, first);
-            else mha__narrow_1x4_avx2(k, x, type, at, b_row, b_panel, z, first);
+            if (did == 1) mha__narrow_rows_avx2(1, k, x, type, at, b_row, ahead, z, first);
+            else mha__narrow_1x4_avx2(k, x, type, at, b_row, b_panel, ahead, z, first);
         }
     }
 }
@@ -2098,7 +2120,7 @@ MHA__INLINE MHA__AVX512 __m512 mha__load_avx512(const mha_type type, const char 
 /* R rows and four panels: as mha__narrow_rows_avx2. */
 MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const int R, int k, const float *a,
                                                      mha_type type, const char *b, ptrdiff_t b_row,
-                                                     ptrdiff_t b_panel, float *c,
+                                                     ptrdiff_t b_panel, ptrdiff_t ahead, float *c,
                                                      const float *start)
 {
     const ptrdiff_t size = type == MHA_INT8 ? 1 : 2;
@@ -2115,6 +2137,7 @@ MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const int R, int k, const f
     }
     for (; k > 0; k -= MHA__NR, a += (MHA__AVX512_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
+        if (ahead) mha__ask(b + ahead, b_panel * size, 4, n * b_row * size);
         for (kk = 0; kk < n; kk++, a++, b += b_row * size) {
             MHA__UNROLL
             for (p = 0; p < 4; p++) {
@@ -2138,7 +2161,7 @@ MHA__INLINE MHA__AVX512 void mha__narrow_rows_avx512(const int R, int k, const f
 /* One row is AVX2's work: as fast, for halves faster, of which it converts two a cycle. */
 static MHA__AVX512 void mha__narrow_avx512(int m, int np, int k, const float *a, mha_type type,
                                            const void *b, ptrdiff_t b_row, ptrdiff_t b_panel,
-                                           float *c, const float *start)
+                                           ptrdiff_t ahead, float *c, const float *start)
 {
     const ptrdiff_t size = type == MHA_INT8 ? 1 : 2;
     const char *at = (const char *)b;
@@ -2148,14 +2171,15 @@ static MHA__AVX512 void mha__narrow_avx512(int m, int np, int k, const float *a,
             const float *x = a + i * MHA__NR, *first = start ? start + i : NULL;
             float *z = c + i * MHA__NR;
             rows = m - i < 4 ? m - i : 4;
-            if (rows == 4) mha__narrow_rows_avx512(4, k, x, type, at, b_row, b_panel, z, first);
+            if (rows == 4)
+                mha__narrow_rows_avx512(4, k, x, type, at, b_row, b_panel, ahead, z, first);
             else if (rows == 3)
-                mha__narrow_rows_avx512(3, k, x, type, at, b_row, b_panel, z, first);
+                mha__narrow_rows_avx512(3, k, x, type, at, b_row, b_panel, ahead, z, first);
             else if (rows == 2)
-                mha__narrow_rows_avx512(2, k, x, type, at, b_row, b_panel, z, first);
-            else mha__narrow_1x4_avx2(k, x, type, at, b_row, b_panel, z, first);
+                mha__narrow_rows_avx512(2, k, x, type, at, b_row, b_panel, ahead, z, first);
+            else mha__narrow_1x4_avx2(k, x, type, at, b_row, b_panel, ahead, z, first);
         }
-    if (np) mha__narrow_avx2(m, np, k, a, type, at, b_row, b_panel, c, start);
+    if (np) mha__narrow_avx2(m, np, k, a, type, at, b_row, b_panel, ahead, c, start);
 }
 
 static const mha__kernels mha__avx512 = { MHA_ISA_AVX512,     MHA__AVX512_MR,
@@ -2956,7 +2980,7 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                                            (int)mha__min(MHA__N_BLOCK, end - p - np),
                                            mha__min(MHA__K_BLOCK, job->k), i, tiles);
                     if (narrow)
-                        kern->narrow(m, np, kn, a + i * tile, mat->type, from, row, panel,
+                        kern->narrow(m, np, kn, a + i * tile, mat->type, from, row, panel, 0,
                                      c + i * ctile, NULL);
                     else
                         kern->gemm(m, np, kn, a + i * tile + k0 * kern->mr, wk, row, panel,
@@ -3532,22 +3556,20 @@ typedef struct mha__block {
                    products with keys are, and weights before they meet values */
     float k_scale[MHA__KEYS], v_scale[MHA__KEYS];
     int once;            /* few tiles use the block, where it lies: the caller's, or a cache's */
-    const char *next;    /* then: keys that are needed after it, laid out alike; or null */
+    const float *next;   /* with k_rows: rows that are needed after it; or null */
     ptrdiff_t next_keys; /* so many */
 } mha__block;
 
 /* Keys that one tile alone uses come straight from memory, which is kept busy: the next MHA__AHEAD
-   rows, or twice as many compact keys, are asked for while these are worked on, 8 KiB at d = 64,
-   and the first keys of the next block or head while values are. The CPU's own prefetching stops
-   at the end of a page and where k begins again: one query over 1024 keys of 12 heads, in no cache,
-   is 1.8 times as fast. Panels of floats need no asking if they are read one after the other, not
-   four at a time (10 % of the time of a layer), nor do values. */
+   rows are asked for while these are worked on, 8 KiB at d = 64, and the first keys of the next block
+   or head while values are. The CPU's own prefetching stops at the end of a page and where k begins
+   again: one query over 1024 keys of 12 heads, in no cache, is 1.8 times as fast. Panels of floats
+   need no asking if they are read one after the other, not four at a time (10 % of the time of a
+   layer), nor do values. Of compact ones, what is MHA__FAR bytes on is asked for, a few lines at a
+   time (of many at once the CPU drops what it cannot take): at 16384 keys of d = 128, F16 and BF16
+   are 1.2 to 1.9 times as fast, INT8 1.1 to 1.4. 8 KiB are as good as 16. */
 #define MHA__AHEAD 32
-
-static ptrdiff_t mha__ahead(const mha__attend_job *job, ptrdiff_t n)
-{
-    return mha__min(n, job->k.type == MHA_F32 ? MHA__AHEAD : 2 * MHA__AHEAD);
-}
+#define MHA__FAR 16384
 
 /* Asks for n rows of so many bytes ahead of their use: into L2, as what is asked for L1 holds up
    loads that wait for memory too. */
@@ -3556,16 +3578,6 @@ MHA__INLINE void mha__fetch(const void *from, ptrdiff_t row, ptrdiff_t n, ptrdif
     ptrdiff_t i, c;
     for (i = 0; i < n; i++)
         for (c = 0; c < bytes; c += 64) MHA__PREFETCH_L2((const char *)from + i * row + c);
-}
-
-/* The first few of n keys that lie as those of this block. */
-MHA__INLINE void mha__fetch_keys(const mha__attend_job *job, const mha__block *block,
-                                 const char *from, ptrdiff_t n)
-{
-    ptrdiff_t size = (ptrdiff_t)mha__type_size(job->k.type);
-    n = mha__ahead(job, n);
-    if (block->k_rows) mha__fetch(from, block->k_row * size, n, job->d_k * size);
-    else mha__fetch(from, 0, 1, mha__div_up(n, MHA__NR) * job->k.t_hi * size);
 }
 
 /* s [m,n] = q k^T, for keys from .. from + n - 1 of a block that few tiles use, from a multiple
@@ -3580,15 +3592,14 @@ static void mha__products(const mha__attend_job *job, int m, const float *q,
     const char *at = block->compact ? block->k_at : (const char *)block->k;
     at += from / MHA__NR * panel;
     for (p = 0; p < panels; p += did, at += did * panel, s += did * kern->mr * MHA__NR) {
-        did = mha__ahead(job, (panels - p) * MHA__NR) / MHA__NR;
+        did = mha__min(panels - p, (block->compact ? 2 : 1) * MHA__AHEAD / MHA__NR);
         left = panels - p - did;
-        if (left && block->compact) mha__fetch_keys(job, block, at + did * panel, left * MHA__NR);
         if (block->k_rows)
             kern->dots(m, (int)did, (int)job->d_k, q, (const float *)(const void *)at, block->k_row,
                        left >= did ? (const float *)(const void *)(at + did * panel) : NULL, s);
         else if (block->compact)
-            kern->narrow(m, (int)did, (int)job->d_k, q, job->k.type, at, MHA__NR, job->k.t_hi, s,
-                         NULL);
+            kern->narrow(m, (int)did, (int)job->d_k, q, job->k.type, at, MHA__NR, job->k.t_hi,
+                         MHA__FAR, s, NULL);
         else
             kern->gemm(m, (int)did, (int)job->d_k, q, (const float *)(const void *)at, MHA__NR,
                        job->k.t_hi, s, NULL);
@@ -3817,11 +3828,13 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
         np = (n + MHA__NR - 1) / MHA__NR;
         kern->softmax(m, np, u->s, u->top + r, u->sum + r, alpha);
         if (block->scaled) kern->times(m, np, u->s, block->v_scale + from);
-        if (block->next) mha__fetch_keys(job, block, block->next, block->next_keys);
+        if (block->next)
+            mha__fetch(block->next, block->k_row * (ptrdiff_t)sizeof(float),
+                       mha__min(block->next_keys, MHA__AHEAD), job->d_k * (ptrdiff_t)sizeof(float));
         if (block->compact)
             kern->narrow(m, panels, n, u->s, job->v.type,
                          block->v_at + from * MHA__NR * (ptrdiff_t)mha__type_size(job->v.type),
-                         MHA__NR, job->v.c_hi, o, row->started ? alpha : NULL);
+                         MHA__NR, job->v.c_hi, MHA__FAR, o, row->started ? alpha : NULL);
         else
             kern->gemm(m, panels, n, u->s, block->v + from * block->v_row, block->v_row,
                        block->v_panel, o, row->started ? alpha : NULL);
@@ -3969,12 +3982,9 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
             block.once =
                 block.k_rows || block.compact || (alone && !lazy && !job->local && job->tiles == 1);
             block.next = NULL;
-            if ((block.k_rows || block.compact) && (to < hi || g + 1 < job->kv_heads)) {
+            if (block.k_rows && (to < hi || g + 1 < job->kv_heads)) {
                 ptrdiff_t next = to < hi ? to : lo / MHA__NR * MHA__NR, head = to < hi ? g : g + 1;
-                const float *rows = job->k_from;
-                if (block.k_rows) rows += mha__at(&job->k_stride, job->cu_k, b, head, next);
-                block.next =
-                    block.k_rows ? (const char *)rows : mha__compact_at(&job->k, b, head, next);
+                block.next = job->k_from + mha__at(&job->k_stride, job->cu_k, b, head, next);
                 block.next_keys = hi - next;
             }
             block.scaled = k->type == MHA_INT8;

@@ -737,7 +737,7 @@ TEST narrow_contract(mha_isa isa)
                                         (const char *)b + (size_t)(p * panel + kk * b_row) * size,
                                         wide + (p * k + kk) * MHA__NR);
                     kern->gemm(m, np, k, a, wide, MHA__NR, k * MHA__NR, want, start);
-                    kern->narrow(m, np, k, a, type, b, b_row, panel, got, start);
+                    kern->narrow(m, np, k, a, type, b, b_row, panel, k % 2 ? 16384 : 0, got, start);
                     if (!unchanged(want, got, sizeof got / sizeof *got))
                         printf("  type %d, m %d, np %d, k %d\n", t, m, np, k);
                     ASSERT(unchanged(want, got, sizeof got / sizeof *got));
@@ -866,8 +866,8 @@ static void visit_run(const visit *v)
             v->kern->narrow(
                 v->m, v->np, k,
                 fence_floats(v->f + 3, k ? 1 + at(v->kern, v->m - 1, k - 1) : 0, v->last), type,
-                from, v->np % 3 ? MHA__NR : v->np * MHA__NR, v->np % 3 ? k * MHA__NR : MHA__NR, c,
-                v->np % 2 ? x : NULL);
+                from, v->np % 3 ? MHA__NR : v->np * MHA__NR, v->np % 3 ? k * MHA__NR : MHA__NR,
+                v->m % 2 ? 1 << 14 : 0, c, v->np % 2 ? x : NULL);
     } else if (v->what == 8) {
         const int k = v->k / MHA__NR * MHA__NR, step = v->strided ? k + 5 : k;
         const size_t n_a = k ? 1 + at(v->kern, v->m - 1, k - 1) : 0;
