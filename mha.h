@@ -464,7 +464,7 @@ typedef struct mha_args {
                          layer's own tokens, and with rope, give positions too: else 0, 1, ... */
     const int *cu_seq;    /* [B+1] sequences of different lengths, see above. Default: none */
     const int *cu_source; /* [B+1] the same for source; source_seq = cu_source[B] or 0 */
-    const int *positions; /* [B,T] or [seq]: positions for rope. Default: 0, 1, ... in each
+    const int *positions; /* [B,T] or [seq]: for rope, else not read. Default: 0, 1, ... in each
                                   sequence; of what is appended to a cache, from its length on */
     const int *source_positions; /* [B,S] or [source_seq]: the same for source */
     const float *gate;           /* multiplies each head's output before W_O; 0 skips its work */
@@ -4607,11 +4607,12 @@ static mha_status mha__check_scale(mha__why *why, float scale)
     return mha__fail(why, MHA_ERR_VALUE, "scale is too large: scores would be infinite", "", 0, 0);
 }
 
-static mha_status mha__check_isa(mha__why *why, mha_isa isa)
+static mha_status mha__check_isa(mha__why *why, mha_isa isa, const mha__kernels **kern)
 {
     if ((unsigned)isa > (unsigned)MHA_ISA_NEON)
         return mha__fail(why, MHA_ERR_ENUM, "isa is #, which is no mha_isa", "", (int)isa, 0);
-    if (!mha__kernels_for(isa))
+    *kern = mha__kernels_for(isa);
+    if (!*kern)
         return mha__fail(why, MHA_ERR_ISA, "isa @ is not on this CPU or not in this build",
                          mha_isa_name(isa), 0, 0);
     return MHA_OK;
@@ -4820,6 +4821,7 @@ static mha_mask mha__mask_resolve(const mha_mask *mask, ptrdiff_t keys)
 
 /* Where everything of one call lies in its workspace. */
 typedef struct mha__plan {
+    const mha__kernels *kern;                                       /* of mha_sdpa */
     size_t q, k, v, o, stage_k, stage_v, origin, top, inv, scratch; /* offsets */
     size_t lane, kv_at; /* bytes of scratch a lane, and where its k and v are */
     int kv;             /* where packed k and v are */
@@ -4952,7 +4954,7 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
         (st = mha__check_size(why, "source_seq", r->source_seq, 0)) ||
         (st = mha__check_heads(why, "heads", r->heads, "kv_heads", &r->kv_heads, &r->d_k,
                                &r->d_v)) ||
-        (st = mha__check_scale(why, r->scale)) || (st = mha__check_isa(why, r->isa)) ||
+        (st = mha__check_scale(why, r->scale)) || (st = mha__check_isa(why, r->isa, &plan->kern)) ||
         (st = mha__check_softcap(why, r->softcap)) ||
         (st = mha__check_floats(why, "alibi", r->alibi, 0)) ||
         (st = mha__check_floats(why, "sink", r->sink, 0)) ||
@@ -4973,8 +4975,8 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
                                 r->batch, r->heads, d, need_data)))
         return st;
     weights = r->attn || r->attn_mean;
-    mha__plan_attend(plan, mha__kernels_for(r->isa), r->batch, r->heads, r->kv_heads, d,
-                     r->cu_source, r->d_k, r->d_v, weights, r->parallel.threads,
+    mha__plan_attend(plan, plan->kern, r->batch, r->heads, r->kv_heads, d, r->cu_source, r->d_k,
+                     r->d_v, weights, r->parallel.threads,
                      mha__pack_local(r->batch, r->kv_heads, r->parallel.threads, weights)
                          ? MHA__KV_LOCAL
                          : MHA__KV_SHARED,
@@ -5038,9 +5040,9 @@ MHA_API mha_status mha_sdpa(const mha_sdpa_args *args)
     ws = mha__open(r.workspace, plan.total, &owned);
     if (!ws) return MHA_ERR_MEMORY;
 
-    mha__job_make(&job, mha__kernels_for(r.isa), &d, &plan, ws, r.batch, r.heads, r.kv_heads, r.d_k,
-                  r.d_v, r.scale, r.cu_seq, r.cu_source, &r.mask, r.gate, &r.gate_stride, r.lse,
-                  r.attn, r.attn_mean);
+    mha__job_make(&job, plan.kern, &d, &plan, ws, r.batch, r.heads, r.kv_heads, r.d_k, r.d_v,
+                  r.scale, r.cu_seq, r.cu_source, &r.mask, r.gate, &r.gate_stride, r.lse, r.attn,
+                  r.attn_mean);
     job.q = r.q;
     job.q_stride = r.q_stride;
     job.k_from = r.k;
@@ -5232,6 +5234,7 @@ MHA_API mha_status mha_convert(mha_type from_type, const void *from, mha_type to
 /* Validates; r becomes *cfg with every default filled in. */
 static mha_status mha__config_resolve(mha__why *why, const mha_config *cfg, mha_config *r)
 {
+    const mha__kernels *kern = NULL;
     mha_status st;
     if (!cfg) return mha__fail(why, MHA_ERR_NULL, "cfg is null", "", 0, 0);
     *r = *cfg;
@@ -5250,7 +5253,7 @@ static mha_status mha__config_resolve(mha__why *why, const mha_config *cfg, mha_
                                &r->d_v)) ||
         (st = mha__check_size(why, "d_source", r->d_source, 0)) ||
         (st = mha__check_size(why, "d_source_v", r->d_source_v, 0)) ||
-        (st = mha__check_scale(why, r->scale)) || (st = mha__check_isa(why, r->isa)) ||
+        (st = mha__check_scale(why, r->scale)) || (st = mha__check_isa(why, r->isa, &kern)) ||
         (st = mha__rope_resolve(why, &r->rope, r->d_k)) ||
         (st = mha__check_softcap(why, r->softcap)) ||
         (st = mha__check_flag(why, "alibi", r->alibi)) ||
@@ -5265,7 +5268,7 @@ static mha_status mha__config_resolve(mha__why *why, const mha_config *cfg, mha_
     if (r->d_source == 0) r->d_source = r->d_model;
     if (r->d_source_v == 0) r->d_source_v = r->d_source;
     if (r->scale == 0.0f) r->scale = (float)(1.0 / sqrt((double)r->d_k));
-    r->isa = mha__kernels_for(r->isa)->isa;
+    r->isa = kern->isa;
     return MHA_OK;
 }
 
