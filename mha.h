@@ -1401,7 +1401,7 @@ MHA__INLINE MHA__AVX2 void mha__rows_avx2(const int R, const int P, int k, const
     }
 }
 
-/* Two rows at a time, and two panels. A function of its own, or clang keeps addresses on the stack. */
+/* Two rows and two panels at a time. A function of its own, or clang keeps addresses on the stack. */
 MHA__APART MHA__AVX2 void mha__pairs_avx2(int m, int k, const float *a, const float *b,
                                           ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
                                           const float *start)
