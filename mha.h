@@ -3483,7 +3483,8 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
                                   size_t *kv_at)
 {
     /* mha__unit_queries at most: what it gives may be less for a longer seq, memory may not */
-    ptrdiff_t queries = mha__min(mha__div_up(seq, kern->mr) * kern->mr, mha__most_queries(group));
+    ptrdiff_t most = mha__most_queries(group), mr = kern->mr;
+    ptrdiff_t queries = mha__min(mha__div_up(mha__min(seq, most), mr) * mr, most);
     ptrdiff_t rows = mha__div_up(group * queries, kern->mr) * kern->mr;
     size_t bytes = 0;
     mha__take(&bytes, mha__floats(kern->mr, MHA__KEYS, 1, 1));
