@@ -1125,7 +1125,7 @@ static void help(void)
     printf(
         "Measures mha.h against this machine's own FMA peak and read bandwidth.\n\n"
         "  make bench BENCH_ARGS=\"...\"    or    build/bench ...\n\n"
-        "  --quick         about 15 s instead of 75, less exact\n"
+        "  --quick         about 30 s instead of 120, less exact\n"
         "  --row NAME      only this row; may be given several times\n"
         "  --threads N     1 thread and N, instead of 1 and one per CPU\n"
         "  --isa NAME      scalar, avx2, avx512 or neon instead of the best there is\n"
