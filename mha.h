@@ -427,7 +427,7 @@ MHA_API mha_status mha_layer_init(mha_layer **layer, void *buffer, size_t bytes,
 MHA_API mha_status mha_layer_check(const mha_config *cfg, const mha_weights *w, char *why,
                                    size_t why_size);
 
-/* The layer's configuration with every default filled in. Null for a null layer. */
+/* The layer's configuration with every default that it uses filled in. Null for a null layer. */
 MHA_API const mha_config *mha_layer_config(const mha_layer *layer);
 
 /* Keys and values of the tokens seen so far, for generating text token by token: see
@@ -443,8 +443,8 @@ typedef struct mha_cache mha_cache;
    source. */
 typedef struct mha_args {
     int batch;             /* B. There is no default: 0 is an empty batch, nothing is done */
-    int seq;               /* T. Nor is there here: 0 are no queries, and y is not written */
-    int source_seq;        /* S, with source: 0 are no keys, as if all were excluded. Else 0 or T */
+    int seq;               /* T. Nor is there here: 0 without cu_seq are no queries */
+    int source_seq;        /* S, with source: 0 without cu_source are no keys. Else 0 or T */
     const float *x;        /* [B,T,D] queries come from here */
     const float *source;   /* [B,S,d_source] keys and values come from here. Null: from x */
     const float *source_v; /* [B,S,d_source_v] values, if not from source too. Null: from source */
@@ -477,8 +477,8 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
 /* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads, on what
    cu_seq and cu_source hold, on which of source, attn, attn_mean, cache and cache_only are set and
    on the cache's type; not on how much a cache holds, so that one workspace serves every step of
-   the same batch and seq. It never falls as batch, seq or source_seq grow (with cu_seq: the rows and
-   the longest sequence), so that of the longest call serves all, with the same threads. */
+   the same batch and seq. It never falls as batch, seq or source_seq grow (with cu_seq or cu_source:
+   as sequences do), so that of the longest call serves all, with the same threads. */
 MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes);
 
 /* The status mha_forward would give, and the reason: as mha_layer_check. */
@@ -540,7 +540,7 @@ MHA_API int mha_cache_length(const mha_cache *cache, int slot);
 
 /* Forgets all but the first length tokens of sequence slot, or of every one if slot is -1: to
    take back rejected tokens. Refused where a sequence is shorter. A ring forgets what its capacity
-   cannot hold: if the window of the next mha_forward reaches back to that, the call is refused. */
+   cannot hold: if the window of the next mha_forward reaches back to that, it may be refused. */
 MHA_API mha_status mha_cache_truncate(mha_cache *cache, int slot, int length);
 
 /* Forgets sequence slot, or every one if slot is -1. */
@@ -572,8 +572,8 @@ typedef struct mha_sdpa_args {
     int batch;      /* B. There is no default: 0 is an empty batch, nothing is done */
     int heads;      /* H. Required */
     int kv_heads;   /* G: must divide heads. Default: heads */
-    int seq;        /* T. Nor is there here */
-    int source_seq; /* S. Nor is there here: 0 are no keys, and o is 0 */
+    int seq;        /* T. Nor is there here: 0 without cu_seq are no queries */
+    int source_seq; /* S. Nor is there here: 0 without cu_source are no keys, and o is 0 */
     int d_k;        /* width of q and k. Required */
     int d_v;        /* width of v and o. Default: d_k */
     float scale;    /* default: 1/sqrt(d_k) */
@@ -603,13 +603,18 @@ typedef struct mha_sdpa_args {
 
 /* o = softmax(q k^T * scale + bias, masked) v. Query head h uses key/value head h / (H/G). */
 MHA_API mha_status mha_sdpa(const mha_sdpa_args *args);
+
+/* As mha_workspace_size; but with threads it may fall where batch grows. */
 MHA_API mha_status mha_sdpa_workspace_size(const mha_sdpa_args *args, size_t *bytes);
+
+/* As mha_forward_check. */
 MHA_API mha_status mha_sdpa_check(const mha_sdpa_args *args, char *why, size_t why_size);
 
 /* Two results over different keys become the one over all of them: o_a, o_b [B,H,T,d], all three at
    stride (zero = contiguous), with their log-sum-exps [B,H,T]. o may be o_a or o_b, lse may be null
    or lse_a or lse_b. For keys that are split among machines, or a prefix that many share. A sink
-   would count twice: leave it out of both, and merge it last, as o = sink_value or 0, lse = sink. */
+   would count twice: leave it out of both, and merge it last, as o = sink_value or 0, lse = sink,
+   where lse is not -inf. */
 MHA_API mha_status mha_merge(int batch, int heads, int seq, int d, const float *o_a,
                              const float *lse_a, const float *o_b, const float *lse_b,
                              mha_stride stride, float *o, float *lse);
@@ -4993,7 +4998,7 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
          r->o_stride.head != r->q_stride.head || r->o_stride.seq != r->q_stride.seq))
         return mha__fail(why, MHA_ERR_CONFLICT, "o is q but has another shape or other strides", "",
                          0, 0);
-    if (need_data && r->o && (r->o == r->k || r->o == r->v))
+    if (need_data && d->qb && d->qt && d->kt && (r->o == r->k || r->o == r->v))
         return mha__fail(why, MHA_ERR_CONFLICT, "o is @, which is still read while o is written",
                          r->o == r->k ? "k" : "v", 0, 0);
     if (need_data && r->o && r->o == r->q && weights)
@@ -5137,7 +5142,7 @@ static mha_status mha__rope_resolve(mha__why *why, mha_rope *r, int d)
         (st = mha__check_number(why, "rope.high_freq", r->high_freq, 0)))
         return st;
     if (r->base == 0.0f) r->base = 10000.0f;
-    if (r->scaling && r->factor == 0.0f) r->factor = 1.0f;
+    if (r->factor == 0.0f) r->factor = 1.0f;
     if (yarn && r->beta_fast == 0.0f) r->beta_fast = 32.0f;
     if (yarn && r->beta_slow == 0.0f) r->beta_slow = 1.0f;
     if (yarn && r->attention == 0.0f) r->attention = (float)(0.1 * log((double)r->factor) + 1.0);
@@ -6117,17 +6122,23 @@ MHA_API mha_status mha_project_qkv(const mha_layer *layer, const mha_args *args,
     mha__dims d;
     mha__plan plan;
     mha__place to[3];
+    const float *in[3], *out[3];
     void *owned;
     char *ws;
+    int i, j;
     mha_status st = mha__args_resolve(&w, layer, args, &r, &d, &plan, MHA__X | MHA__WORK);
     if (st != MHA_OK) return st;
     c = &layer->cfg;
     if (r.cache) return MHA_ERR_CONFLICT; /* a stage does not append */
     /* threads would read what others have written; without any it may work, which is worse */
-    if ((q && (q == r.x || q == r.source || q == r.source_v)) ||
-        (k && (k == r.x || k == r.source || k == r.source_v || k == q)) ||
-        (v && (v == r.x || v == r.source || v == r.source_v || v == q || v == k)))
-        return MHA_ERR_CONFLICT;
+    out[0] = d.qb && d.qt ? q : NULL;
+    out[1] = d.kb && d.kt ? k : NULL;
+    out[2] = d.kb && d.kt ? v : NULL;
+    in[0] = r.x, in[1] = r.source, in[2] = r.source_v;
+    for (i = 0; i < 3; i++)
+        for (j = 0; j < 3; j++)
+            if (out[i] && out[j] && (out[i] == in[j] || (i != j && out[i] == out[j])))
+                return MHA_ERR_CONFLICT;
     if ((st = mha__check_tensor(&w, "q", q, 0, d.qb, d.qt, c->n_heads, c->d_k)) ||
         (st = mha__check_tensor(&w, "k", k, 0, d.kb, d.kt, c->n_kv_heads, c->d_k)) ||
         (st = mha__check_tensor(&w, "v", v, 0, d.kb, d.kt, c->n_kv_heads, c->d_v)))
@@ -6169,8 +6180,8 @@ MHA_API mha_status mha_project_out(const mha_layer *layer, const mha_args *args,
     st = mha__args_resolve(&w, layer, args ? &only : NULL, &r, &d, &plan, MHA__Y | MHA__WORK);
     if (st != MHA_OK) return st;
     st = mha__check_tensor(&w, "o", o, 1, d.qb, d.qt, layer->cfg.n_heads, layer->cfg.d_v);
-    if (st == MHA_OK && o && o == r.y) return MHA_ERR_CONFLICT; /* as in mha_project_qkv */
-    if (st != MHA_OK || r.batch == 0) return st;
+    if (st != MHA_OK || r.batch == 0 || d.qt == 0) return st;
+    if (o == r.y) return MHA_ERR_CONFLICT; /* as in mha_project_qkv */
     ws = mha__open(r.workspace, plan.total, &owned);
     if (!ws) return MHA_ERR_MEMORY;
     mha__project_o(layer, &r, &d, o, ws + plan.scratch, plan.lane);

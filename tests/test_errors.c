@@ -1875,6 +1875,7 @@ TEST outputs_are_not_inputs(void)
     mha_config cfg = { 0 };
     mha_weights weights = { 0 };
     mha_args a = { 0 };
+    mha_sdpa_args sdpa = { 0 };
     mha_layer *layer = NULL;
     cfg.d_model = WIDE, cfg.n_heads = 2;
     weights.qkv = w, weights.out = w;
@@ -1889,17 +1890,38 @@ TEST outputs_are_not_inputs(void)
     ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, y[1], y[1]));
     ASSERT_STATUS(MHA_OK, mha_project_qkv(layer, &a, NULL, NULL, NULL));
     a.source = s, a.source_seq = LONG;
-    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, s, NULL, NULL));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, s, y[1], NULL));
     ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, s, NULL));
     ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, NULL, s));
     a.source_v = y[0];
     ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, NULL, y[0]));
-    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, y[0], NULL));
-    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, y[0], NULL, NULL));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, NULL, y[0], y[1]));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_qkv(layer, &a, y[0], NULL, y[1]));
+    ASSERT_STATUS(MHA_OK, mha_project_qkv(layer, &a, y[0], y[1], NULL)); /* source_v is not read */
     memset(&a, 0, sizeof a);
     a.batch = 1, a.seq = LONG, a.y = x;
     ASSERT_STATUS(MHA_ERR_CONFLICT, mha_project_out(layer, &a, x));
     ASSERT_STATUS(MHA_OK, mha_project_out(layer, &a, y[0]));
+    /* what is empty may be anywhere, and what is not read may be written */
+    a.seq = 0;
+    ASSERT_STATUS(MHA_OK, mha_project_out(layer, &a, x));
+    a.seq = LONG, a.batch = 0;
+    ASSERT_STATUS(MHA_OK, mha_project_out(layer, &a, x));
+    a.y = NULL, a.x = x;
+    ASSERT_STATUS(MHA_OK, mha_project_qkv(layer, &a, x, x, x));
+    a.batch = 1, a.source = s, a.source_seq = 0;
+    ASSERT_STATUS(MHA_OK, mha_project_qkv(layer, &a, y[0], y[0], y[0]));
+    a.source_seq = LONG;
+    ASSERT_STATUS(MHA_OK, mha_project_qkv(layer, &a, NULL, x, y[0]));
+    sdpa.batch = 1, sdpa.heads = 2, sdpa.d_k = 4, sdpa.q = s, sdpa.k = sdpa.v = sdpa.o = x;
+    sdpa.seq = LONG;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&sdpa));
+    sdpa.seq = 0, sdpa.source_seq = LONG;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&sdpa));
+    sdpa.seq = LONG;
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_sdpa(&sdpa));
+    sdpa.batch = 0;
+    ASSERT_STATUS(MHA_OK, mha_sdpa(&sdpa));
     mha_layer_free(layer);
     PASS();
 }
