@@ -95,7 +95,8 @@
    Weights are packed once, when a layer is made, for kernels chosen then: AVX2+FMA or AVX-512 on
    x86-64 (found at run time: plain cc -O2 is enough), NEON on aarch64, portable C elsewhere. q, k
    and v are written where attention reads them, scores exist one tile at a time, and what causal,
-   windows and lengths exclude is not computed. Bring a workspace and threads to go faster. One query
+   windows and lengths exclude is not computed. Bring a workspace and threads to go faster: they share
+   sequences, heads and queries, and where that is too few, the keys and values of a head. One query
    at a time is limited by the speed of memory, whether keys are in a cache or in arrays of yours.
    2^x is a polynomial in the kernels: within 1 ulp, or 1.23 ulp without fused multiply-add.
 
@@ -234,7 +235,8 @@ typedef void (*mha_task)(void *arg, int index);
 
 /* How a call may use threads; all zero = serial. parallel_for must call task(arg, i) exactly
    once for each i in 0..n-1, in any order, on any threads, and return when all are done.
-   It is called a few times per mha call, with n <= threads. With OpenMP:
+   It is called a few times per mha call, or again for every few thousand keys that one query sees,
+   with n <= threads. With OpenMP:
 
        static void omp_for(void *ctx, int n, mha_task task, void *arg)
        {
@@ -3253,6 +3255,13 @@ typedef struct mha__attend_job {
     ptrdiff_t queries, tiles; /* a unit: queries queries of the heads of one kv head */
     ptrdiff_t ahead;          /* kv heads from one to the next of a lane: see mha__fetch_head */
     ptrdiff_t kv_at;          /* floats of a lane's scratch before its k and v */
+    char *scratch;            /* of all lanes, lane_bytes each */
+    size_t lane_bytes;
+    /* see "a unit that all lanes work on" */
+    float *shared;            /* scores */
+    ptrdiff_t first;          /* the first such unit */
+    ptrdiff_t block, window;  /* the first block of a round, and how many it takes */
+    ptrdiff_t parts, v_parts; /* its tiles and the panels of values are cut into so many */
 } mha__attend_job;
 
 /* A row of a tile of scores. */
@@ -3433,12 +3442,22 @@ static void mha__pack_k(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, pt
                    zero);
 }
 
+/* Of the values, panels p0 .. p1-1. */
 static void mha__pack_v(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t t0,
-                        ptrdiff_t t1, const mha__place *to, ptrdiff_t zero)
+                        ptrdiff_t t1, ptrdiff_t p0, ptrdiff_t p1, const mha__place *to,
+                        ptrdiff_t zero)
 {
-    mha__pack_head(job->kern, job->v_from + mha__at(&job->v_stride, job->cu_k, b, g, 0),
-                   job->v_stride.seq, job->d_v, to, job->local ? 0 : b, job->local ? 0 : g, t0, t1,
-                   zero);
+    ptrdiff_t c = p0 * MHA__NR;
+    mha__place at = *to;
+    at.data += p0 * to->c_hi;
+    mha__pack_head(job->kern, job->v_from + mha__at(&job->v_stride, job->cu_k, b, g, 0) + c,
+                   job->v_stride.seq, mha__min(p1 * MHA__NR, job->d_v) - c, &at, job->local ? 0 : b,
+                   job->local ? 0 : g, t0, t1, zero);
+}
+
+static ptrdiff_t mha__panels_v(const mha__attend_job *job)
+{
+    return mha__div_up(job->d_v, MHA__NR);
 }
 
 /* A phase before attention, for k and v that all lanes share. A unit: a block of one kv head. */
@@ -3450,21 +3469,23 @@ static void mha__pack_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t t1 = mha__min(t0 + MHA__KEYS, mha__length(job->cu_k, job->keys, b));
     (void)scratch;
     mha__pack_k(job, b, g, t0, t1, &job->k, 0);
-    if (!job->v_rows) mha__pack_v(job, b, g, t0, t1, &job->v, 0);
-}
-
-/* Whether each lane packs for itself: best when a head is one lane's work, and it is where there
-   are enough of them. The attention weights need k once more. */
-static int mha__pack_local(ptrdiff_t batch, ptrdiff_t kv_heads, int threads, int weights)
-{
-    size_t n = mha__mul((size_t)batch, (size_t)kv_heads), t = (size_t)threads;
-    return !weights && (threads <= 1 || n % t == 0 || n / 4 >= t);
+    if (!job->v_rows) mha__pack_v(job, b, g, t0, t1, 0, mha__panels_v(job), &job->v, 0);
 }
 
 /* Queries a unit takes of each head of a group: MHA__ROWS rows in all, evenly cut. */
 static ptrdiff_t mha__most_queries(ptrdiff_t group)
 {
     return mha__max(MHA__ROWS / mha__max(group, 1), 1); /* never 0; clang-tidy asks */
+}
+
+/* Whether each lane packs for itself: best when a head is one lane's work, and it is where there
+   are enough of them, or a unit is all queries of a head. The attention weights need k once more. */
+static int mha__pack_local(ptrdiff_t batch, ptrdiff_t kv_heads, ptrdiff_t group, ptrdiff_t seq,
+                           int threads, int weights)
+{
+    size_t n = mha__mul((size_t)batch, (size_t)kv_heads), t = (size_t)threads;
+    if (weights) return 0;
+    return threads <= 1 || n % t == 0 || n / 4 >= t || seq <= mha__most_queries(group);
 }
 
 static ptrdiff_t mha__unit_queries(const mha__kernels *kern, ptrdiff_t group, ptrdiff_t seq)
@@ -3549,10 +3570,13 @@ MHA__APART void mha__careful_step(const mha__kernels *kern, int m, int n, int pa
 
 /* A block of up to MHA__KEYS keys and values from j0 on, and how they lie. */
 typedef struct mha__block {
-    ptrdiff_t j0;
-    const float *k;  /* panels; or, with k_rows, rows */
-    ptrdiff_t k_row; /* that far apart, of which those that do not fill a panel */
-    float *k_room;   /* are packed here */
+    ptrdiff_t b, g, lo, hi; /* of sequence b and kv head g, of whose keys lo .. hi-1 are seen */
+    ptrdiff_t j0, from, to; /* of this block, from .. to-1, from a multiple of 16 */
+    int lazy;               /* to be packed or widened, if that is needed, when it is made */
+    int alone;              /* one tile of rows uses it */
+    const float *k;         /* panels; or, with k_rows, rows */
+    ptrdiff_t k_row;        /* that far apart, of which those that do not fill a panel */
+    float *k_room;          /* are packed here */
     int k_rows;
     const float *v; /* rows of panels */
     ptrdiff_t v_row, v_panel;
@@ -3810,6 +3834,20 @@ MHA__INLINE void mha__fetch_head(const mha__unit *u, ptrdiff_t r, int m)
                    n * job->d_v * size);
 }
 
+/* o [m, 16*panels] = alpha * o + s v, over n keys of a block from key from on; alpha null: o starts at
+   zero. */
+static void mha__values(const mha__attend_job *job, const mha__block *block, int m, int panels,
+                        int n, int from, const float *s, const float *alpha, float *o)
+{
+    if (block->compact)
+        job->kern->narrow(m, panels, n, s, job->v.type,
+                          block->v_at + from * MHA__NR * (ptrdiff_t)mha__type_size(job->v.type),
+                          MHA__NR, job->v.c_hi, MHA__FAR, o, alpha);
+    else
+        job->kern->gemm(m, panels, n, s, block->v + from * block->v_row, block->v_row,
+                        block->v_panel, o, alpha);
+}
+
 /* One block of keys, for all tiles. */
 MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
 {
@@ -3817,7 +3855,7 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
     const mha__kernels *kern = job->kern;
     float *q = u->q, *o = u->o, alpha[MHA__MR_MAX];
     ptrdiff_t r;
-    int from = 0, m, n, np, panels = (int)mha__div_up(job->d_v, MHA__NR);
+    int from = 0, m, n, np, panels = (int)mha__panels_v(job);
     for (r = 0; r < u->rows; r += m, q += u->qtile, o += u->otile) {
         mha__row *row = u->row + r;
         m = (int)mha__min(kern->mr, u->rows - r);
@@ -3837,13 +3875,7 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
         if (block->next)
             mha__fetch(block->next, block->k_row * (ptrdiff_t)sizeof(float),
                        mha__min(block->next_keys, MHA__AHEAD), job->d_k * (ptrdiff_t)sizeof(float));
-        if (block->compact)
-            kern->narrow(m, panels, n, u->s, job->v.type,
-                         block->v_at + from * MHA__NR * (ptrdiff_t)mha__type_size(job->v.type),
-                         MHA__NR, job->v.c_hi, MHA__FAR, o, row->started ? alpha : NULL);
-        else
-            kern->gemm(m, panels, n, u->s, block->v + from * block->v_row, block->v_row,
-                       block->v_panel, o, row->started ? alpha : NULL);
+        mha__values(job, block, m, panels, n, from, u->s, row->started ? alpha : NULL, o);
         row->started = 1;
     }
 }
@@ -3934,26 +3966,88 @@ static void mha__scales(const mha__place *x, ptrdiff_t b, ptrdiff_t g, ptrdiff_t
            (size_t)(t1 - t0) * sizeof(float));
 }
 
-/* Compact keys or values t0 .. t1-1 of head g of sequence b as floats in room, laid out as a block
-   that starts at j0. t0 is a multiple of 16. */
-static void mha__widen_keys(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t j0,
-                            ptrdiff_t t0, ptrdiff_t t1, float *room)
+/* ---- a block, as few copies as can be ---- */
+
+/* The block from j0 on, for so many rows of kv head g of sequence b that see keys lo .. hi-1. What it
+   holds is for the two functions below. */
+static void mha__block_make(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t lo,
+                            ptrdiff_t hi, ptrdiff_t j0, int lazy, ptrdiff_t rows, int careful,
+                            mha__block *x)
 {
-    ptrdiff_t t;
-    for (t = t0; t < t1; t += MHA__NR)
-        job->kern->widen(job->k.type, job->d_k, mha__compact_at(&job->k, b, g, t),
-                         room + (t - j0) / MHA__NR * job->k.t_hi);
+    x->b = b;
+    x->g = g;
+    x->lo = lo;
+    x->hi = hi;
+    x->j0 = j0;
+    x->from = mha__max(j0, lo / MHA__NR * MHA__NR);
+    x->to = mha__min(j0 + MHA__KEYS, hi);
+    x->lazy = lazy;
+    x->alone = rows <= job->kern->mr;
+    x->compact =
+        job->k.type != MHA_F32 && !careful && rows <= job->kern->narrow_tiles / 2 * job->kern->mr;
+    x->scaled = job->k.type == MHA_INT8;
 }
 
-static void mha__widen_values(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t j0,
-                              ptrdiff_t t0, ptrdiff_t t1, float *room)
+/* Its keys: where they lie, if one tile uses them or they are packed, else in k, which is room. */
+MHA__APART void mha__block_keys(const mha__attend_job *job, const mha__place *k, mha__block *x)
 {
-    const mha__place *v = &job->v;
-    const char *from = mha__compact_at(v, b, g, t0);
-    ptrdiff_t p;
-    for (p = 0; p < mha__div_up(job->d_v, MHA__NR); p++)
-        job->kern->widen(v->type, t1 - t0, from + p * v->c_hi * (ptrdiff_t)mha__type_size(v->type),
-                         room + (p * MHA__KEYS + t0 - j0) * MHA__NR);
+    const mha__kernels *kern = job->kern;
+    ptrdiff_t at = k->ring ? x->j0 % k->ring : x->j0, t;
+    int floats = job->k.type == MHA_F32;
+    x->k = k->data + (x->lazy ? 0 : at / MHA__NR * k->t_hi);
+    x->k_rows = x->lazy && x->alone && floats && kern->dots && job->d_k % MHA__NR == 0;
+    x->k_row = 0;
+    x->k_room = k->data;
+    x->once = x->k_rows || x->compact || (x->alone && !x->lazy && !job->local && job->tiles == 1);
+    x->next = NULL;
+    if (x->scaled)
+        mha__scales(&job->k, x->b, x->g, job->kv_heads, x->j0, x->from, x->to, x->k_scale);
+    if (x->compact) {
+        x->k_at = mha__compact_at(&job->k, x->b, x->g, x->j0);
+    } else if (x->k_rows) {
+        int same = x->to < x->hi; /* what is needed next is of this head, or of the next one */
+        ptrdiff_t next = same ? x->to : x->lo / MHA__NR * MHA__NR;
+        x->k = job->k_from + mha__at(&job->k_stride, job->cu_k, x->b, x->g, x->j0);
+        x->k_row = job->k_stride.seq;
+        if (same || x->g + 1 < job->kv_heads)
+            x->next = job->k_from +
+                      mha__at(&job->k_stride, job->cu_k, x->b, same ? x->g : x->g + 1, next);
+        x->next_keys = x->hi - next;
+    } else if (x->lazy && floats) {
+        mha__pack_k(job, x->b, x->g, x->from, x->to, k, x->j0);
+    } else if (x->lazy) {
+        for (t = x->from; t < x->to; t += MHA__NR)
+            kern->widen(job->k.type, job->d_k, mha__compact_at(&job->k, x->b, x->g, t),
+                        k->data + (t - x->j0) / MHA__NR * job->k.t_hi);
+    }
+}
+
+/* Panels p0 .. p1-1 of its values, likewise. */
+MHA__APART void mha__block_values(const mha__attend_job *job, const mha__place *v, ptrdiff_t p0,
+                                  ptrdiff_t p1, mha__block *x)
+{
+    ptrdiff_t at = v->ring ? x->j0 % v->ring : x->j0, p,
+              size = (ptrdiff_t)mha__type_size(job->v.type);
+    int floats = job->v.type == MHA_F32;
+    x->v = v->data + p0 * v->c_hi + (x->lazy ? 0 : at * MHA__NR);
+    x->v_row = MHA__NR;
+    x->v_panel = v->c_hi;
+    if (x->scaled)
+        mha__scales(&job->v, x->b, x->g, job->kv_heads, x->j0, x->from, x->to, x->v_scale);
+    if (x->compact) {
+        x->v_at = mha__compact_at(&job->v, x->b, x->g, x->j0) + p0 * job->v.c_hi * size;
+    } else if (job->v_rows || (x->lazy && x->alone && floats && job->d_v % MHA__NR == 0)) {
+        x->v = job->v_from + mha__at(&job->v_stride, job->cu_k, x->b, x->g, x->j0) + p0 * MHA__NR;
+        x->v_row = job->v_stride.seq;
+        x->v_panel = MHA__NR;
+    } else if (x->lazy && floats) {
+        mha__pack_v(job, x->b, x->g, x->from, x->to, p0, p1, v, x->j0);
+    } else if (x->lazy) {
+        const char *from = mha__compact_at(&job->v, x->b, x->g, x->from);
+        for (p = p0; p < p1; p++)
+            job->kern->widen(job->v.type, x->to - x->from, from + p * job->v.c_hi * size,
+                             v->data + (p * MHA__KEYS + x->from - x->j0) * MHA__NR);
+    }
 }
 
 /* Queries i0 .. of kv head g of sequence b. k, v: that head, packed; or, with lazy, room for one
@@ -3969,55 +4063,10 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
     for (careful = 0; careful < 3; careful++) {
         mha__unit_begin(&u, job, b, g, i0, scratch, careful);
         for (j0 = lo / MHA__KEYS * MHA__KEYS; j0 < hi && u.rows; j0 += MHA__KEYS) {
-            ptrdiff_t at = k->ring ? j0 % k->ring : j0, to = mha__min(j0 + MHA__KEYS, hi);
-            ptrdiff_t from = mha__max(j0, lo / MHA__NR * MHA__NR);
-            int compact = k->type != MHA_F32;
-            /* one tile: k and v are read once, so they may as well be where they are */
-            int alone = u.rows <= job->kern->mr;
             mha__block block;
-            block.j0 = j0;
-            block.k = k->data + (lazy ? 0 : at / MHA__NR * k->t_hi);
-            block.k_rows = lazy && alone && !compact && job->kern->dots && job->d_k % MHA__NR == 0;
-            block.k_row = 0;
-            block.k_room = k->data;
-            block.v = v->data + (lazy ? 0 : at * MHA__NR);
-            block.v_row = MHA__NR;
-            block.v_panel = v->c_hi;
-            block.compact =
-                compact && !careful && u.rows <= job->kern->narrow_tiles / 2 * job->kern->mr;
-            block.once =
-                block.k_rows || block.compact || (alone && !lazy && !job->local && job->tiles == 1);
-            block.next = NULL;
-            if (block.k_rows && (to < hi || g + 1 < job->kv_heads)) {
-                ptrdiff_t next = to < hi ? to : lo / MHA__NR * MHA__NR, head = to < hi ? g : g + 1;
-                block.next = job->k_from + mha__at(&job->k_stride, job->cu_k, b, head, next);
-                block.next_keys = hi - next;
-            }
-            block.scaled = k->type == MHA_INT8;
-            if (block.scaled) {
-                mha__scales(&job->k, b, g, job->kv_heads, j0, from, to, block.k_scale);
-                mha__scales(&job->v, b, g, job->kv_heads, j0, from, to, block.v_scale);
-            }
-            if (block.compact) {
-                block.k_at = mha__compact_at(&job->k, b, g, j0);
-                block.v_at = mha__compact_at(&job->v, b, g, j0);
-            } else if (block.k_rows) {
-                block.k = job->k_from + mha__at(&job->k_stride, job->cu_k, b, g, j0);
-                block.k_row = job->k_stride.seq;
-            } else if (lazy && compact) {
-                mha__widen_keys(job, b, g, j0, from, to, k->data);
-            } else if (lazy) {
-                mha__pack_k(job, b, g, from, to, k, j0);
-            }
-            if (job->v_rows || (lazy && alone && !compact && job->d_v % MHA__NR == 0)) {
-                block.v = job->v_from + mha__at(&job->v_stride, job->cu_k, b, g, j0);
-                block.v_row = job->v_stride.seq;
-                block.v_panel = MHA__NR;
-            } else if (lazy && compact && !block.compact) {
-                mha__widen_values(job, b, g, j0, from, to, v->data);
-            } else if (lazy && !compact) {
-                mha__pack_v(job, b, g, from, to, v, j0);
-            }
+            mha__block_make(job, b, g, lo, hi, j0, lazy, u.rows, careful, &block);
+            mha__block_keys(job, k, &block);
+            mha__block_values(job, v, 0, mha__panels_v(job), &block);
             mha__unit_block(&u, &block);
         }
         if ((careful || mha__unit_good(&u)) && mha__unit_end(&u)) break;
@@ -4034,40 +4083,235 @@ static void mha__room(const mha__attend_job *job, ptrdiff_t keys, float *scratch
     *v = mha__place_values(at, 1, keys, job->d_v);
 }
 
+/* k and v of head g of sequence b, packed: 0. Or 1, and room for a block of them in a lane's scratch,
+   which is packed or widened there if it is needed. */
+MHA__APART int mha__kv_of(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, float *scratch,
+                          mha__place *k, mha__place *v)
+{
+    if (job->local || job->k.type != MHA_F32) {
+        mha__room(job, job->local ? mha__min(job->keys, MHA__KEYS) : MHA__KEYS, scratch, k, v);
+        return 1;
+    }
+    *k = job->k;
+    *v = job->v;
+    k->data += b * k->batch + g * k->head + (k->origin ? k->origin[b] / MHA__NR * k->t_hi : 0);
+    v->data += b * v->batch + g * v->head + (v->origin ? v->origin[b] * v->t_lo : 0);
+    return 0;
+}
+
 static void mha__attend_unit(const void *arg, ptrdiff_t unit, float *scratch)
 {
     const mha__attend_job *job = (const mha__attend_job *)arg;
     ptrdiff_t tile = job->tiles - 1 - unit % job->tiles; /* causal: the longest first */
     ptrdiff_t b = unit / job->tiles / job->kv_heads, g = unit / job->tiles % job->kv_heads;
-    mha__place k = job->k, v = job->v;
-    int compact = k.type != MHA_F32;
-    if (compact) {
-        mha__room(job, MHA__KEYS, scratch, &k, &v);
-        k.type = job->k.type;
-    } else {
-        k.data += b * k.batch + g * k.head + (k.origin ? k.origin[b] / MHA__NR * k.t_hi : 0);
-        v.data += b * v.batch + g * v.head + (v.origin ? v.origin[b] * v.t_lo : 0);
-    }
-    mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, compact, scratch);
+    mha__place k, v;
+    int lazy = mha__kv_of(job, b, g, scratch, &k, &v);
+    mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, lazy, scratch);
 }
 
-/* The same where a lane packs k and v for itself. A unit: all queries of one kv head. */
+/* The same where a lane packs k and v for itself, all of them. A unit: all queries of one kv head. */
 static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scratch)
 {
     const mha__attend_job *job = (const mha__attend_job *)arg;
-    ptrdiff_t b = unit / job->kv_heads, g = unit % job->kv_heads, tile, lo, hi;
+    ptrdiff_t b = unit / job->kv_heads, g = unit % job->kv_heads, tile, lo = 0, hi = 0;
     ptrdiff_t seq = mha__length(job->cu_q, job->seq, b);
-    int lazy = job->tiles == 1;
     mha__place k, v;
-    mha__room(job, lazy ? mha__min(job->keys, MHA__KEYS) : job->keys, scratch, &k, &v);
-    lo = hi = 0;
-    if (!lazy && seq) mha__range(job, b, 0, seq, &lo, &hi);
+    mha__room(job, job->keys, scratch, &k, &v);
+    if (seq) mha__range(job, b, 0, seq, &lo, &hi);
     if (lo < hi) { /* without keys, k and v may be null */
         mha__pack_k(job, b, g, lo / MHA__NR * MHA__NR, hi, &k, 0);
-        if (!job->v_rows) mha__pack_v(job, b, g, lo / MHA__NR * MHA__NR, hi, &v, 0);
+        if (!job->v_rows)
+            mha__pack_v(job, b, g, lo / MHA__NR * MHA__NR, hi, 0, mha__panels_v(job), &v, 0);
     }
     for (tile = 0; tile < job->tiles; tile++)
-        mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, lazy, scratch);
+        mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, 0, scratch);
+}
+
+/* ---- a unit that all lanes work on ----
+
+   Few queries are one unit a kv head: of those there may be fewer than lanes, or some left over. What
+   does not go evenly is shared: lanes take blocks of keys, and leave scores; softmax goes over them
+   in order; lanes take panels of values, over all those blocks. No sum is then cut in another place
+   than where one lane cuts it: same bits. As many blocks as there is room for are a round. One kv
+   head with 4 queries, d = 256, is 1.5 to 1.8 times as fast on two threads, 2048 or 16384 keys.
+
+   A unit lives in the scratch of a lane, before its k and v; its scores are at job->shared. */
+
+#define MHA__SHARED (MHA__ROWS * MHA__KEYS) /* floats there for each lane */
+
+/* Bytes of k and v of a unit, as floats: less is done before lanes have met three times. */
+#ifndef MHA__SHARED_LEAST /* 1 in some of the tests */
+#define MHA__SHARED_LEAST ((size_t)1 << 19)
+#endif
+
+/* What stands before a tile of scores. */
+typedef struct mha__shared {
+    int n, from;   /* as mha__scores has it */
+    int started;   /* o held something before */
+    unsigned seen; /* bit i: row i sees a key */
+    float alpha[MHA__MR_MAX];
+} mha__shared;
+
+#define MHA__SHARED_HEAD (2 * MHA__NR) /* floats it takes */
+
+static ptrdiff_t mha__shared_tiles(const mha__attend_job *job)
+{
+    return mha__div_up(job->heads / job->kv_heads * job->seq, job->kern->mr);
+}
+
+static mha__unit *mha__shared_unit(const mha__attend_job *job, ptrdiff_t unit)
+{
+    return (mha__unit *)(void *)(job->scratch + (size_t)unit * job->lane_bytes);
+}
+
+/* Tile i of block w of the round. */
+static mha__shared *mha__shared_at(const mha__attend_job *job, ptrdiff_t unit, ptrdiff_t w,
+                                   ptrdiff_t i)
+{
+    ptrdiff_t size = job->kern->mr * MHA__KEYS + MHA__SHARED_HEAD;
+    i += (unit * job->window + w) * mha__shared_tiles(job);
+    return (mha__shared *)(void *)(job->shared + i * size);
+}
+
+static float *mha__shared_scores(mha__shared *x)
+{
+    return (float *)(void *)x + MHA__SHARED_HEAD;
+}
+
+/* Makes block w of the round. Returns 0 if there is none. */
+static int mha__shared_block(const mha__unit *u, ptrdiff_t w, int lazy, mha__block *x)
+{
+    ptrdiff_t lo, hi, j0;
+    if (u->rows == 0) return 0;
+    mha__range(u->job, u->b, 0, u->queries, &lo, &hi);
+    j0 = (lo / MHA__KEYS + u->job->block + w) * MHA__KEYS;
+    if (j0 >= hi) return 0;
+    mha__block_make(u->job, u->b, u->g, lo, hi, j0, lazy, u->rows, 0, x);
+    return 1;
+}
+
+static void mha__shared_scores_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__attend_job *job = (const mha__attend_job *)arg;
+    ptrdiff_t at = unit / job->window, w = unit % job->window, mr = job->kern->mr, i, m, n;
+    const mha__unit *u = mha__shared_unit(job, at);
+    mha__row row[MHA__MR_MAX];
+    mha__place k, v;
+    mha__block block;
+    if (!mha__shared_block(u, w, mha__kv_of(job, u->b, u->g, scratch, &k, &v), &block)) return;
+    mha__block_keys(job, &k, &block);
+    for (i = 0; i * mr < u->rows; i++) {
+        mha__shared *x = mha__shared_at(job, at, w, i);
+        m = mha__min(mr, u->rows - i * mr);
+        for (n = 0; n < m; n++) {
+            row[n] = u->row[i * mr + n];
+            row[n].seen = 0;
+        }
+        x->from = 0;
+        x->n = mha__scores(job, u->b, row, (int)m, &block, u->unit, u->q + i * u->qtile,
+                           mha__shared_scores(x), &x->from);
+        for (n = 0, x->seen = 0; n < m; n++) x->seen |= (unsigned)row[n].seen << n;
+    }
+}
+
+/* Softmax of part of a unit's tiles. */
+static void mha__shared_softmax_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__attend_job *job = (const mha__attend_job *)arg;
+    ptrdiff_t at = unit / job->parts, part = unit % job->parts, mr = job->kern->mr, w, i, m, n;
+    const mha__unit *u = mha__shared_unit(job, at);
+    ptrdiff_t tiles = mha__div_up(u->rows, mr), end = tiles * (part + 1) / job->parts;
+    mha__block block;
+    (void)scratch;
+    for (w = 0; w < job->window && mha__shared_block(u, w, 0, &block); w++) {
+        if (block.scaled)
+            mha__scales(&job->v, u->b, u->g, job->kv_heads, block.j0, block.from, block.to,
+                        block.v_scale);
+        for (i = tiles * part / job->parts; i < end; i++) {
+            mha__shared *x = mha__shared_at(job, at, w, i);
+            mha__row *row = u->row + i * mr;
+            int np = (int)mha__div_up(x->n, MHA__NR);
+            if (x->n == 0) continue;
+            m = mha__min(mr, u->rows - i * mr);
+            for (n = 0; n < m; n++) row[n].seen |= (int)(x->seen >> n & 1u);
+            x->started = row->started;
+            row->started = 1;
+            job->kern->softmax((int)m, np, mha__shared_scores(x), u->top + i * mr, u->sum + i * mr,
+                               x->alpha);
+            if (block.scaled)
+                job->kern->times((int)m, np, mha__shared_scores(x), block.v_scale + x->from);
+        }
+    }
+}
+
+/* Those tiles times part of the values' panels. */
+static void mha__shared_values_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__attend_job *job = (const mha__attend_job *)arg;
+    ptrdiff_t rest = unit / job->v_parts, v_part = unit % job->v_parts;
+    ptrdiff_t at = rest / job->parts, part = rest % job->parts, mr = job->kern->mr, w, i;
+    ptrdiff_t p0 = mha__panels_v(job) * v_part / job->v_parts;
+    ptrdiff_t p1 = mha__panels_v(job) * (v_part + 1) / job->v_parts;
+    const mha__unit *u = mha__shared_unit(job, at);
+    ptrdiff_t tiles = mha__div_up(u->rows, mr), end = tiles * (part + 1) / job->parts;
+    mha__place k, v;
+    mha__block block;
+    int lazy = mha__kv_of(job, u->b, u->g, scratch, &k, &v);
+    for (w = 0; w < job->window && mha__shared_block(u, w, lazy, &block); w++) {
+        mha__block_values(job, &v, p0, p1, &block);
+        for (i = tiles * part / job->parts; i < end; i++) {
+            mha__shared *x = mha__shared_at(job, at, w, i);
+            if (x->n)
+                mha__values(job, &block, (int)mha__min(mr, u->rows - i * mr), (int)(p1 - p0), x->n,
+                            x->from, mha__shared_scores(x), x->started ? x->alpha : NULL,
+                            u->o + i * u->otile + p0 * mr * MHA__NR);
+        }
+    }
+}
+
+/* Writes the results; or, if they do not stand, one lane does it all again, the careful way. */
+static void mha__shared_end_unit(const void *arg, ptrdiff_t unit, float *scratch)
+{
+    const mha__attend_job *job = (const mha__attend_job *)arg;
+    mha__unit *u = mha__shared_unit(job, unit);
+    mha__place k, v;
+    int lazy;
+    scratch = (float *)(void *)u; /* its own: that of this lane may hold another unit */
+    if (mha__unit_good(u)) {
+        mha__unit_end(u);
+        return;
+    }
+    lazy = mha__kv_of(job, u->b, u->g, scratch, &k, &v);
+    mha__attend_tiles(job, u->b, u->g, 0, &k, &v, lazy, scratch);
+}
+
+/* Units from job->first on. */
+static void mha__attend_shared(mha__attend_job *job, const mha_parallel *par)
+{
+    ptrdiff_t units = job->batch * job->kv_heads - job->first, blocks = 1, lo, hi, i;
+    ptrdiff_t each = mha__div_up(par->threads, units), least = job->k.type == MHA_F32 ? 2 : 4;
+    for (i = 0; i < units; i++) {
+        ptrdiff_t b = (job->first + i) / job->kv_heads, g = (job->first + i) % job->kv_heads;
+        ptrdiff_t seq = mha__length(job->cu_q, job->seq, b);
+        float *scratch = (float *)(void *)mha__shared_unit(job, i);
+        mha__unit_begin((mha__unit *)(void *)scratch, job, b, g, 0, scratch, 0);
+        if (seq == 0) continue;
+        mha__range(job, b, 0, seq, &lo, &hi);
+        blocks = mha__max(blocks, mha__div_up(hi, MHA__KEYS) - lo / MHA__KEYS);
+    }
+    /* rounds as even as can be */
+    job->window = mha__div_up(blocks, mha__div_up(blocks, job->window));
+    job->parts = mha__min(each, mha__shared_tiles(job));
+    job->v_parts = mha__min(mha__div_up(each, job->parts), mha__max(mha__panels_v(job) / least, 1));
+    for (job->block = 0; job->block < blocks; job->block += job->window) {
+        mha__run(mha__shared_scores_unit, job, units * job->window, par, job->scratch,
+                 job->lane_bytes);
+        mha__run(mha__shared_softmax_unit, job, units * job->parts, par, job->scratch,
+                 job->lane_bytes);
+        mha__run(mha__shared_values_unit, job, units * job->parts * job->v_parts, par, job->scratch,
+                 job->lane_bytes);
+    }
+    mha__run(mha__shared_end_unit, job, units, par, job->scratch, job->lane_bytes);
 }
 
 /* Attention weights on request, after mha__attend_unit left top and inv of every row: scores
@@ -4083,11 +4327,10 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
     float *s = scratch, *q = s + MHA__KEYS * mr;
     float mean = 1.0f / (float)job->heads;
     mha__row row[MHA__MR_MAX];
-    mha__place room_k = job->k, room_v = job->v;
+    mha__place k, v;
     mha__view view = mha__view_make(job, b);
     if (m <= 0) return;
     mha__range(job, b, i0, end, &lo, &hi);
-    if (job->k.type != MHA_F32) mha__room(job, MHA__KEYS, scratch, &room_k, &room_v);
     for (h = 0; h < job->heads; h++) {
         ptrdiff_t at = mha__row_index(job, b, h, i0);
         for (i = 0; i < m; i++) {
@@ -4101,23 +4344,9 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
             n = 0;
             if (j0 < hi && j0 + MHA__KEYS > lo) {
                 mha__block block;
-                memset(&block, 0, sizeof block);
-                block.j0 = j0;
-                block.k = room_k.data;
-                block.scaled = job->k.type == MHA_INT8;
-                if (job->k.type != MHA_F32) {
-                    ptrdiff_t t0 = mha__max(j0, lo / MHA__NR * MHA__NR);
-                    ptrdiff_t t1 = mha__min(j0 + MHA__KEYS, hi);
-                    mha__widen_keys(job, b, h / group, j0, t0, t1, room_k.data);
-                    if (block.scaled)
-                        mha__scales(&job->k, b, h / group, job->kv_heads, j0, t0, t1,
-                                    block.k_scale);
-                } else {
-                    ptrdiff_t at_k = job->k.ring ? j0 % job->k.ring : j0;
-                    if (job->k.origin) at_k += job->k.origin[b];
-                    block.k = job->k.data + b * job->k.batch + h / group * job->k.head +
-                              at_k / MHA__NR * job->k.t_hi;
-                }
+                int lazy = mha__kv_of(job, b, h / group, scratch, &k, &v);
+                mha__block_make(job, b, h / group, lo, hi, j0, lazy, m, 1, &block);
+                mha__block_keys(job, &k, &block);
                 n = mha__scores(job, b, row, m, &block, MHA__CAREFUL, q, s, &from);
             }
             if (n) kern->weigh(m, (int)mha__div_up(n, MHA__NR), s, job->top + at, job->inv + at);
@@ -4150,7 +4379,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
 static void mha__attend(mha__attend_job *job, const mha_parallel *par, char *scratch,
                         size_t scratch_bytes)
 {
-    ptrdiff_t heads = job->batch * job->kv_heads;
+    ptrdiff_t heads = job->batch * job->kv_heads, lanes = par->parallel_for ? par->threads : 1;
     size_t bytes = mha__add(mha__floats(job->batch, job->heads, job->seq, job->d_k + job->d_v),
                             mha__floats(job->batch, job->kv_heads, job->keys, job->d_k + job->d_v));
     if (job->batch == 0 || job->seq == 0) return;
@@ -4159,14 +4388,23 @@ static void mha__attend(mha__attend_job *job, const mha_parallel *par, char *scr
     if (bytes > MHA__CACHED && !job->past && !job->cu_q && !job->cu_k && job->seq <= MHA__KEYS &&
         job->keys <= MHA__KEYS)
         job->ahead = par->parallel_for && (job->local || job->tiles == 1) ? par->threads : 1;
-    if (job->local) {
+    if (job->k_from && !job->local)
+        mha__run(mha__pack_unit, job, heads * mha__div_up(job->keys, MHA__KEYS), par, scratch,
+                 scratch_bytes);
+    if (job->local && job->tiles > 1) {
         mha__run(mha__attend_local_unit, job, heads, par, scratch, scratch_bytes);
         return;
     }
-    if (job->k_from)
-        mha__run(mha__pack_unit, job, heads * mha__div_up(job->keys, MHA__KEYS), par, scratch,
-                 scratch_bytes);
-    mha__run(mha__attend_unit, job, heads * job->tiles, par, scratch, scratch_bytes);
+    job->first = heads / lanes * lanes;
+    if (job->first < heads && job->tiles == 1 &&
+        mha__floats(1, 1, job->keys, job->d_k + job->d_v) >= MHA__SHARED_LEAST)
+        job->window = lanes * MHA__SHARED / (heads - job->first) /
+                      (mha__shared_tiles(job) * (job->kern->mr * MHA__KEYS + MHA__SHARED_HEAD));
+    if (job->window == 0) job->first = heads;
+    mha__run(mha__attend_unit, job, job->first * job->tiles, par, scratch, scratch_bytes);
+    job->scratch = scratch;
+    job->lane_bytes = scratch_bytes;
+    if (job->window) mha__attend_shared(job, par);
     if (job->attn || job->attn_mean)
         mha__run(mha__weights_unit, job, job->batch * mha__div_up(job->seq, job->kern->mr), par,
                  scratch, scratch_bytes);
@@ -4827,8 +5065,8 @@ static mha_mask mha__mask_resolve(const mha_mask *mask, ptrdiff_t keys)
 
 /* Where everything of one call lies in its workspace. */
 typedef struct mha__plan {
-    const mha__kernels *kern;                                       /* of mha_sdpa */
-    size_t q, k, v, o, stage_k, stage_v, origin, top, inv, scratch; /* offsets */
+    const mha__kernels *kern;                                               /* of mha_sdpa */
+    size_t q, k, v, o, stage_k, stage_v, origin, top, inv, shared, scratch; /* offsets */
     size_t lane, kv_at; /* bytes of scratch a lane, and where its k and v are */
     int kv;             /* where packed k and v are */
     ptrdiff_t packed;   /* positions of the packed k and v of a sequence, or of all if cu is set */
@@ -4855,6 +5093,8 @@ static void mha__plan_attend(mha__plan *plan, const mha__kernels *kern, int batc
     plan->origin = mha__take(&plan->total, cu && shared ? mha__mul((size_t)batch, sizeof(int)) : 0);
     plan->top = mha__take(&plan->total, rows);
     plan->inv = mha__take(&plan->total, rows);
+    plan->shared =
+        mha__take(&plan->total, threads > 1 ? mha__floats(threads, MHA__SHARED, 1, 1) : 0);
     need = mha__attend_scratch(kern, heads / kv_heads, d->seq, d->keys, d_k, d_v, kv, &plan->kv_at);
     plan->lane = 0;
     mha__take(&plan->lane, need > lane ? need : lane);
@@ -4899,6 +5139,7 @@ static void mha__job_make(mha__attend_job *job, const mha__kernels *kern, const 
     job->d_v = d_v;
     job->scale = (float)((double)scale * MHA__LOG2E);
     job->kv_at = (ptrdiff_t)(plan->kv_at / sizeof(float));
+    job->shared = (float *)(void *)(ws + plan->shared);
     job->mask = *mask;
     job->gate = gate;
     job->gate_stride = *stride;
@@ -4950,7 +5191,9 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
                                     mha__dims *d, mha__plan *plan, int need_data)
 {
     mha_status st;
-    int weights;
+    ptrdiff_t group;
+    size_t lane = 0;
+    int weights, local;
     memset(plan, 0, sizeof *plan);
     memset(d, 0, sizeof *d);
     if (!args) return mha__fail(why, MHA_ERR_NULL, "args is null", "", 0, 0);
@@ -4981,12 +5224,14 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
                                 r->batch, r->heads, d, need_data)))
         return st;
     weights = r->attn || r->attn_mean;
+    group = r->heads / r->kv_heads;
+    local = mha__pack_local(r->batch, r->kv_heads, group, d->seq, r->parallel.threads, weights);
+    if (!local && !weights) /* what a shorter call needs, whose lanes pack for themselves */
+        lane = mha__attend_scratch(plan->kern, group, mha__min(d->seq, mha__most_queries(group)),
+                                   d->keys, r->d_k, r->d_v, MHA__KV_LOCAL, &plan->kv_at);
     mha__plan_attend(plan, plan->kern, r->batch, r->heads, r->kv_heads, d, r->cu_source, r->d_k,
-                     r->d_v, weights, r->parallel.threads,
-                     mha__pack_local(r->batch, r->kv_heads, r->parallel.threads, weights)
-                         ? MHA__KV_LOCAL
-                         : MHA__KV_SHARED,
-                     0);
+                     r->d_v, weights, r->parallel.threads, local ? MHA__KV_LOCAL : MHA__KV_SHARED,
+                     lane);
     r->q_stride = mha__stride_or(r->q_stride, r->heads, d->qt, r->d_k);
     r->k_stride = mha__stride_or(r->k_stride, r->kv_heads, d->kt, r->d_k);
     r->v_stride = mha__stride_or(r->v_stride, r->kv_heads, d->kt, r->d_v);

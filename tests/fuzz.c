@@ -11,6 +11,7 @@
    See fuzz.sh. */
 #define _POSIX_C_SOURCE 200809L
 #define MHA_IMPLEMENTATION
+#define MHA__SHARED_LEAST 1 /* threads share what is left over, however little it is */
 #include <limits.h>
 
 #include "frame.h"

@@ -14,6 +14,7 @@ export UBSAN_OPTIONS=print_stacktrace=1
 names="asan-ubsan-clang asan-ubsan-gcc msan tsan valgrind fast-math-gcc
     fast-math-clang gnu11-gcc gnu11-clang O0-gcc O0-clang no-simd-clang"
 asan="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+share="-DMHA__SHARED_LEAST=1" # threads share what is left over, however little it is
 
 # try CC CASES FLAGS [SUITE...]: all suites, or those.
 try() {
@@ -50,13 +51,13 @@ fail() {
 one() {
     name=$1 under=
     case $name in
-    asan-ubsan-clang) try clang 200 "$asan" ;;
+    asan-ubsan-clang) try clang 200 "$asan $share" ;;
     asan-ubsan-gcc) # what checks results more than memory is left to clang
         try gcc 200 "$asan" kernels errors stages golden random cache compact memory
         ;;
-    tsan) try clang 200 "-O1 -g -fsanitize=thread" threads ;;
+    tsan) try clang 200 "-O1 -g -fsanitize=thread $share" threads ;;
     msan)
-        try clang 40 "-O1 -g -fsanitize=memory -fno-omit-frame-pointer -DTEST_UNDEFINED" \
+        try clang 40 "-O1 -g -fsanitize=memory -fno-omit-frame-pointer -DTEST_UNDEFINED $share" \
             kernels stages golden random cache compact
         ;;
     valgrind)

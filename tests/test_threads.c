@@ -265,6 +265,155 @@ TEST caller_orders(mha_isa isa)
     PASS();
 }
 
+/* ---- fewer kv heads than threads, and keys enough that threads share one -------------------- */
+
+enum {
+    CAUSAL = 1,
+    WINDOW = 2,
+    MASKS = 4,    /* allow, nothing for query 0 of two, and a bias with -inf in it */
+    GATE = 8,     /* some of them 0 */
+    SINK = 16,    /* with a value */
+    WEIGHTS = 32, /* attn, attn_mean */
+    RAGGED = 64,  /* three sequences, one without queries */
+    BAD = 128,    /* scores beyond floats in the first head */
+    HIDDEN = 256, /* NaN in values that nobody sees */
+    LAST = 512    /* NaN in the last value, which with CAUSAL only the last query sees */
+};
+
+typedef struct few {
+    int B, H, G, T, S, dk, dv, with;
+} few;
+
+static const few fews[] = {
+    { 1, 1, 1, 1, 1100, 64, 64, 0 },                       /* one query */
+    { 1, 1, 1, 1, 1100, 64, 64, BAD },                     /* the careful way, after all */
+    { 1, 4, 1, 1, 1100, 64, 64, GATE | SINK },             /* a tile of heads */
+    { 1, 4, 1, 1, 1100, 64, 64, HIDDEN | WINDOW },         /* the first keys are not seen */
+    { 1, 4, 1, 2, 1100, 64, 64, CAUSAL | LAST },           /* rows that must stay finite */
+    { 1, 7, 1, 2, 1100, 64, 64, CAUSAL | MASKS },          /* more tiles than one */
+    { 1, 3, 3, 1, 1100, 64, 64, WEIGHTS | BAD },           /* two and one left over */
+    { 1, 5, 1, 1, 1500, 40, 50, 0 },                       /* packed: no multiples of 16 */
+    { 1, 16, 1, 6, 1100, 64, 80, CAUSAL | WINDOW | GATE }, /* 96 rows: few blocks a round */
+    { 1, 110, 1, 1, 1100, 64, 64, 0 },                     /* too many rows for some */
+    { 3, 6, 1, 2, 2400, 48, 64, RAGGED | CAUSAL | MASKS },
+    { 3, 2, 1, 1, 2400, 64, 64, RAGGED | SINK | BAD },
+};
+enum { FEWS = sizeof fews / sizeof fews[0] };
+
+static mha_parallel caller_parallel(caller *c, int order, int threads)
+{
+    mha_parallel par;
+    memset(c, 0, sizeof *c);
+    c->order = order;
+    c->threads = threads;
+    par.parallel_for = caller_for;
+    par.ctx = c;
+    par.threads = threads;
+    return par;
+}
+
+TEST few_same(mha_isa isa, const few *f)
+{
+    static const int cu_seq[4] = { 0, 1, 1, 2 }, cu_source[4] = { 0, 1100, 1200, 2400 };
+    static const int threads[] = { 2, 3, 4, 16 };
+    const int ragged = f->with & RAGGED, S = f->S, T = ragged ? 2 : f->T;
+    problem p =
+        problem_make(isa, ragged ? 1 : f->B, f->H, f->G, T, f->S, f->dk, f->dv, test_seed + 5);
+    rng r = rng_make(test_seed + 6);
+    unsigned char *allow = (unsigned char *)calloc((size_t)T * (size_t)S + 1, 1);
+    float *bias = test_floats((size_t)T * (size_t)S, 0.0f);
+    float *gate = rng_floats(&r, (size_t)f->H), *sink = rng_floats(&r, (size_t)f->H);
+    float *value = rng_floats(&r, (size_t)f->H * (size_t)f->dv);
+    result want;
+    caller c;
+    ASSERT(allow != NULL);
+    if (!(f->with & WEIGHTS)) p.a.attn = p.a.attn_mean = NULL;
+    if (f->with & CAUSAL) p.a.mask.causal = MHA_CAUSAL;
+    if (f->with & WINDOW) p.a.mask.windowed = 1, p.a.mask.left = 900, p.a.mask.right = -1;
+    if (ragged) p.a.batch = 3, p.a.cu_seq = cu_seq, p.a.cu_source = cu_source;
+    if (f->with & GATE) p.a.gate = gate, gate[f->H / 2] = 0.0f;
+    if (f->with & SINK) p.a.sink = sink, p.a.sink_value = value;
+    for (int i = 0; i < T * S; i++) {
+        allow[i] = (unsigned char)rng_chance(&r, 70);
+        bias[i] = rng_chance(&r, 20) ? F_NINF : (float)rng_int(&r, -3, 3);
+    }
+    if (f->with & MASKS) p.a.mask.allow = allow, p.a.mask.bias = bias;
+    if (T > 1) memset(allow, 0, (size_t)S);
+    if (f->with & BAD)
+        for (int i = 0; i < f->dk; i++) p.q[i] *= 3e37f;
+    if (f->with & LAST) p.v[(size_t)(S - 1) * (size_t)f->dv + 1] = F_NAN;
+    if (f->with & HIDDEN)
+        for (int i = 0; i < f->dv; i++) p.v[i] = F_NAN;
+    ASSERT_STATUS(MHA_OK, problem_run(&p));
+    want = result_of(&p);
+    for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++)
+        for (int order = FORWARDS; order <= INSIDE_OUT; order++) {
+            p.a.parallel = caller_parallel(&c, order, threads[t]);
+            ASSERT_STATUS(MHA_OK, problem_run(&p));
+            ASSERT(result_same(&p, &want));
+            ASSERT_EQm("n outside 1 .. threads", 0, c.wrong_n);
+            if (f->B * f->G == 1 && f->H < 96) ASSERTm("threads were not used", c.calls >= 2);
+        }
+    result_free(&want);
+    problem_free(&p);
+    free(allow);
+    free(bias);
+    free(gate);
+    free(sink);
+    free(value);
+    PASS();
+}
+
+TEST few_kv_heads(mha_isa isa)
+{
+    for (int i = 0; i < FEWS; i++) CHECK_CALL(few_same(isa, &fews[i]));
+    PASS();
+}
+
+/* The same through a cache of every type: tokens one by one, and three at once. */
+TEST few_kv_heads_cached(mha_isa isa)
+{
+    enum { D = 16, S = 1100, N = 3 };
+    const int heads[3][2] = { { 1, 1 }, { 8, 1 }, { 6, 3 } };
+    for (int n = 0; n < 3 * 4 * 2; n++) {
+        const int H = heads[n % 3][0], G = heads[n % 3][1], ring = n / 12;
+        net l = net_weights(isa, D, H, G, 64, 64, 0, 0, test_seed + (uint64_t)n);
+        rng r = rng_make(test_seed + 7);
+        float *x = rng_floats(&r, (S + N) * D), *y = test_floats((S + N) * D, 0.0f);
+        float want[N * D];
+        mha_cache_config room = { 0 };
+        mha_cache *cache[2] = { NULL, NULL };
+        mha_args a = { 0 };
+        caller c;
+        ASSERT_STATUS(MHA_OK, net_create(&l));
+        room.batch = 1, room.capacity = S + N, room.ring = ring, room.type = (mha_type)(n / 3 % 4);
+        a.batch = 1;
+        a.mask.causal = MHA_CAUSAL;
+        a.mask.windowed = 1;
+        for (int i = 0; i < 2; i++) {
+            ASSERT_STATUS(MHA_OK, mha_cache_create(&cache[i], l.layer, &room));
+            a.cache = cache[i];
+            a.parallel = caller_parallel(&c, BACKWARDS, i ? 4 : 1);
+            a.x = x, a.y = y, a.seq = S - 1, a.mask.left = 3;
+            ASSERT_STATUS(MHA_OK, mha_forward(l.layer, &a));
+            a.x = x + (S - 1) * D, a.y = y + (S - 1) * D, a.seq = 1, a.mask.left = S - 7;
+            c.calls = 0;
+            ASSERT_STATUS(MHA_OK, mha_forward(l.layer, &a));
+            if (i) ASSERTm("threads were not used", c.calls >= 2);
+            a.x = x + S * D, a.y = y + S * D, a.seq = N - 1;
+            ASSERT_STATUS(MHA_OK, mha_forward(l.layer, &a));
+            if (i) ASSERTm("y", unchanged(want, y + (S - 1) * D, N * D));
+            else memcpy(want, y + (S - 1) * D, sizeof want);
+        }
+        mha_cache_free(cache[0]);
+        mha_cache_free(cache[1]);
+        net_free(&l);
+        free(x);
+        free(y);
+    }
+    PASS();
+}
+
 /* ---- threads of the operating system ------------------------------------------------------ */
 
 #ifdef _WIN32
@@ -444,6 +593,8 @@ SUITE(threads_suite)
     RUN_ON_EACH_ISA(pool_of_fewer_threads);
     RUN_ON_EACH_ISA(null_pool_is_serial);
     RUN_ON_EACH_ISA(caller_orders);
+    RUN_ON_EACH_ISA(few_kv_heads);
+    RUN_ON_EACH_ISA(few_kv_heads_cached);
     RUN_ON_EACH_ISA(thread_per_task);
     RUN_ON_EACH_ISA(shared_layer);
     RUN_ON_EACH_ISA(shared_pool);
