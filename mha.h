@@ -309,7 +309,8 @@ typedef struct mha_rope {
     int width;  /* how many numbers of each head are rotated, from the first; even. Default: d_k */
     float base; /* default 10000 */
     mha_rope_scaling scaling;
-    float factor;    /* how many times longer than in training the context is, >= 1. Default 1 */
+    float factor;    /* how many times longer than in training the context is, >= 1. Required with a
+                        scaling, else not used */
     int original;    /* YARN, LLAMA3: context of training, in tokens. Required there */
     float beta_fast; /* YARN: a pair that turns more often than this in original tokens keeps its f,
                         default 32; */
@@ -550,8 +551,8 @@ MHA_API mha_status mha_cache_reset(mha_cache *cache, int slot);
 
 /* Sequence to_slot of to becomes a copy of the first length tokens of from_slot of from (length -1:
    all of them): to share a prefix. Between two slots of one cache, or two caches with the same
-   n_kv_heads, d_k, d_v and type; batch and capacity may differ if the tokens fit. A ring can only be
-   copied whole, to a ring of the same capacity. */
+   n_kv_heads, d_k, d_v and type; batch and capacity may differ if the tokens fit (else it is
+   MHA_ERR_FULL). A ring can only be copied whole, to a ring of the same capacity. */
 MHA_API mha_status mha_cache_fork(mha_cache *to, int to_slot, const mha_cache *from, int from_slot,
                                   int length);
 
@@ -4432,7 +4433,7 @@ static void mha__attend(mha__attend_job *job, const mha_parallel *par, char *scr
         return;
     }
     job->first = heads / lanes * lanes;
-    if (job->first < heads && job->tiles == 1 &&
+    if (job->shared && job->first < heads && job->tiles == 1 &&
         mha__floats(1, 1, job->keys, job->d_k + job->d_v) >= MHA__SHARED_LEAST)
         job->window = lanes * MHA__SHARED / (heads - job->first) /
                       (mha__shared_tiles(job) * (job->kern->mr * MHA__KEYS + MHA__SHARED_HEAD));
@@ -4705,7 +4706,7 @@ MHA_API mha_status mha_cache_fork(mha_cache *to, int to_slot, const mha_cache *f
     if (length == -1) length = from->length[from_slot];
     if (length < 0 || length > from->length[from_slot]) return MHA_ERR_SIZE;
     if (to->cfg.ring && length != from->length[from_slot]) return MHA_ERR_CONFLICT;
-    if (!to->cfg.ring && length > to->cfg.capacity) return MHA_ERR_SIZE;
+    if (!to->cfg.ring && length > to->cfg.capacity) return MHA_ERR_FULL;
     if (to == from && to_slot == from_slot) return mha_cache_truncate(to, to_slot, length);
     for (part = 0; part < 4; part++) {
         mha__span a = mha__cache_span(to, part, length), b = mha__cache_span(from, part, length);
@@ -5105,15 +5106,17 @@ typedef struct mha__plan {
     size_t q, k, v, o, stage_k, stage_v, origin, top, inv, shared, scratch; /* offsets */
     size_t lane, kv_at; /* bytes of scratch a lane, and where its k and v are */
     int kv;             /* where packed k and v are */
+    int shares;         /* whether there is room for what lanes share, at shared */
     ptrdiff_t packed;   /* positions of the packed k and v of a sequence, or of all if cu is set */
     size_t total;
 } mha__plan;
 
 /* Adds what attention needs to a plan. cu: where the keys of sequences of many lengths start; in
-   the packed ones each starts at a multiple of 16. lane: bytes of scratch other phases need. */
+   the packed ones each starts at a multiple of 16. most: keys that there can be, whatever a cache
+   holds now. lane: bytes of scratch other phases need. */
 static void mha__plan_attend(mha__plan *plan, const mha__kernels *kern, int batch, int heads,
                              int kv_heads, const mha__dims *d, const int *cu, int d_k, int d_v,
-                             int weights, int threads, int kv, size_t lane)
+                             int weights, int threads, int kv, ptrdiff_t most, size_t lane)
 {
     size_t rows = weights ? mha__floats(d->qb, heads, d->qt, 1) : 0, need;
     ptrdiff_t shared = kv == MHA__KV_SHARED ? d->kb : 0;
@@ -5129,8 +5132,9 @@ static void mha__plan_attend(mha__plan *plan, const mha__kernels *kern, int batc
     plan->origin = mha__take(&plan->total, cu && shared ? mha__mul((size_t)batch, sizeof(int)) : 0);
     plan->top = mha__take(&plan->total, rows);
     plan->inv = mha__take(&plan->total, rows);
+    plan->shares = threads > 1 && mha__floats(1, 1, most, d_k + d_v) >= MHA__SHARED_LEAST;
     plan->shared =
-        mha__take(&plan->total, threads > 1 ? mha__floats(threads, MHA__SHARED, 1, 1) : 0);
+        mha__take(&plan->total, plan->shares ? mha__floats(threads, MHA__SHARED, 1, 1) : 0);
     need = mha__attend_scratch(kern, heads / kv_heads, d->seq, d->keys, d_k, d_v, kv, &plan->kv_at);
     plan->lane = 0;
     mha__take(&plan->lane, need > lane ? need : lane);
@@ -5175,7 +5179,7 @@ static void mha__job_make(mha__attend_job *job, const mha__kernels *kern, const 
     job->d_v = d_v;
     job->scale = (float)((double)scale * MHA__LOG2E);
     job->kv_at = (ptrdiff_t)(plan->kv_at / sizeof(float));
-    job->shared = (float *)(void *)(ws + plan->shared);
+    if (plan->shares) job->shared = (float *)(void *)(ws + plan->shared);
     job->mask = *mask;
     job->gate = gate;
     job->gate_stride = *stride;
@@ -5201,25 +5205,33 @@ static mha_stride mha__stride_or(mha_stride s, ptrdiff_t heads, ptrdiff_t seq, p
     return s;
 }
 
-/* Rows of d numbers are written there, so none may lie on another: a stride that was forgotten. */
-static mha_status mha__check_apart(mha__why *why, const char *name, ptrdiff_t stride, ptrdiff_t n,
-                                   ptrdiff_t d)
-{
-    if (n <= 1 || stride >= d || stride <= -d) return MHA_OK;
-    return mha__fail(why, MHA_ERR_CONFLICT,
-                     "@ is #: rows of # numbers, which are written, would overlap", name, stride,
-                     d);
-}
-
+/* Rows of d numbers that are written may not overlap: an axis must step over all that those with
+   smaller steps reach. (Rows that interleave in some other way are refused, too.) */
 static mha_status mha__check_rows(mha__why *why, mha_stride s, ptrdiff_t batch, ptrdiff_t heads,
                                   ptrdiff_t seq, ptrdiff_t d)
 {
-    mha_status st;
+    static const char *const name[3] = { "o_stride.batch", "o_stride.head", "o_stride.seq" };
+    ptrdiff_t step[3], n[3];
+    size_t reach = (size_t)d, by[3];
+    int i, k, next;
     if (batch == 0 || seq == 0 || (!s.batch && !s.head && !s.seq)) return MHA_OK;
-    if ((st = mha__check_apart(why, "o_stride.batch", s.batch, batch, d)) ||
-        (st = mha__check_apart(why, "o_stride.head", s.head, heads, d)))
-        return st;
-    return mha__check_apart(why, "o_stride.seq", s.seq, seq, d);
+    step[0] = s.batch, step[1] = s.head, step[2] = s.seq;
+    n[0] = batch, n[1] = heads, n[2] = seq;
+    for (i = 0; i < 3; i++) by[i] = step[i] < 0 ? (size_t)0 - (size_t)step[i] : (size_t)step[i];
+    for (k = 0; k < 3; k++) { /* the smallest step first */
+        for (i = 0, next = -1; i < 3; i++)
+            if (n[i] > 1 && (next < 0 || by[i] < by[next])) next = i;
+        if (next < 0) break;
+        if (by[next] < reach)
+            return mha__fail(why, MHA_ERR_CONFLICT,
+                             "@ is #, less than the # that it steps over: rows that are written "
+                             "would overlap",
+                             name[next], step[next],
+                             reach > MHA__BIGGEST ? (ptrdiff_t)MHA__BIGGEST : (ptrdiff_t)reach);
+        reach = mha__add(reach, mha__mul((size_t)n[next] - 1, by[next]));
+        n[next] = 1;
+    }
+    return MHA_OK;
 }
 
 /* Validates; r becomes *args with every default filled in. need_data: pointers too. */
@@ -5267,7 +5279,7 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
                                    d->keys, r->d_k, r->d_v, MHA__KV_LOCAL, &plan->kv_at);
     mha__plan_attend(plan, plan->kern, r->batch, r->heads, r->kv_heads, d, r->cu_source, r->d_k,
                      r->d_v, weights, r->parallel.threads, local ? MHA__KV_LOCAL : MHA__KV_SHARED,
-                     lane);
+                     d->keys, lane);
     r->q_stride = mha__stride_or(r->q_stride, r->heads, d->qt, r->d_k);
     r->k_stride = mha__stride_or(r->k_stride, r->kv_heads, d->kt, r->d_k);
     r->v_stride = mha__stride_or(r->v_stride, r->kv_heads, d->kt, r->d_v);
@@ -5422,6 +5434,9 @@ static mha_status mha__rope_resolve(mha__why *why, mha_rope *r, int d)
         (st = mha__check_number(why, "rope.low_freq", r->low_freq, 0)) ||
         (st = mha__check_number(why, "rope.high_freq", r->high_freq, 0)))
         return st;
+    if (r->scaling && r->factor == 0.0f)
+        return mha__fail(why, MHA_ERR_VALUE, "rope.factor is 0; this rope.scaling needs it", "", 0,
+                         0);
     if (r->base == 0.0f) r->base = 10000.0f;
     if (r->factor == 0.0f) r->factor = 1.0f;
     if (yarn && r->beta_fast == 0.0f) r->beta_fast = 32.0f;
@@ -5971,8 +5986,9 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
         return mha__fail(why, MHA_ERR_CONFLICT,
                          "with a cache positions count from its start: use MHA_CAUSAL", "", 0, 0);
     if (cache->cfg.batch != r->batch)
-        return mha__fail(why, MHA_ERR_CONFLICT, "batch is # but the cache has # sequences", "",
-                         r->batch, cache->cfg.batch);
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "batch is # but the cache has # sequences: cu_seq can give some no tokens",
+                         "", r->batch, cache->cfg.batch);
     if ((st = mha__check_same(why, "n_kv_heads", cache->kv_heads, c->n_kv_heads)) ||
         (st = mha__check_same(why, "d_k", cache->d_k, c->d_k)) ||
         (st = mha__check_same(why, "d_v", cache->d_v, c->d_v)))
@@ -5988,13 +6004,20 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
         if (more > room &&
             (need & MHA__WORK)) { /* how much memory is needed can be asked all the same */
             mha__fail(why, MHA_ERR_FULL, "no room for # more: sequence # ", "", more, b);
-            return mha__fail(why, MHA_ERR_FULL, "of the cache holds # tokens of #", "", had,
-                             had + room);
+            return mha__fail(why, MHA_ERR_FULL,
+                             "of the cache holds # tokens of #: truncate or reset it, or make a "
+                             "larger one",
+                             "", had, had + room);
         }
         longest = mha__max(longest, had + mha__min(more, room));
         asked = need & MHA__APPEND ? more : mha__length(r->cu_seq, d->seq, b);
         left = need & MHA__APPEND ? 0 : r->mask.left;
         if (!cache->cfg.ring || asked == 0 || !(need & MHA__WORK)) continue;
+        if ((need & MHA__APPEND) && asked > cache->cfg.capacity)
+            return mha__fail(
+                why, MHA_ERR_SIZE,
+                "# new tokens are more than the ring's capacity #: append them in pieces", "",
+                asked, cache->cfg.capacity);
         if (asked > cache->cfg.capacity || left > cache->cfg.capacity - asked) {
             mha__fail(why, MHA_ERR_SIZE, "a window of # and # new tokens", "", left, asked);
             return mha__fail(why, MHA_ERR_SIZE,
@@ -6004,9 +6027,11 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
         first = mha__max(had + more - asked - left, 0); /* position that is seen */
         if (!(need & MHA__APPEND) && first < cache->floor[b]) {
             mha__fail(why, MHA_ERR_CONFLICT, "sequence # was cut back to #, ", "", b, had);
-            return mha__fail(why, MHA_ERR_CONFLICT,
-                             "and the ring no longer holds its position #, which the window sees",
-                             "", first, 0);
+            return mha__fail(
+                why, MHA_ERR_CONFLICT,
+                "and the ring no longer holds its position #, which the window sees: reset "
+                "it and start again",
+                "", first, 0);
         }
     }
     d->keys = longest;
@@ -6056,7 +6081,7 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
         if (r->cu_source)
             return mha__fail(why, MHA_ERR_CONFLICT, "cu_source is given but source is null", "", 0,
                              0);
-        if (!r->cache && r->source_seq != 0 && r->source_seq != d->qt)
+        if ((!r->cache || (need & MHA__APPEND)) && r->source_seq != 0 && r->source_seq != d->qt)
             return mha__fail(why, MHA_ERR_CONFLICT,
                              "source_seq is # but source is null: keys come from x, of seq #", "",
                              r->source_seq, d->qt);
@@ -6123,7 +6148,8 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
     n = mha__floats(c->rope.width, 1, 1, 1);
     if (n > lane) lane = n;
     mha__plan_attend(plan, layer->kern, r->batch, c->n_heads, c->n_kv_heads, d, r->cu_source,
-                     c->d_k, c->d_v, r->attn || r->attn_mean, r->parallel.threads, kv, lane);
+                     c->d_k, c->d_v, r->attn || r->attn_mean, r->parallel.threads, kv,
+                     r->cache ? r->cache->cfg.capacity : d->keys, lane);
     if (need & MHA__WORK)
         return mha__check_workspace(why, r->workspace, r->workspace_size, plan->total);
     return plan->total > MHA__BIGGEST ? mha__check_workspace(why, NULL, 0, plan->total) : MHA_OK;
@@ -6343,10 +6369,14 @@ static mha_status mha__append_resolve(mha__why *why, const mha_layer *layer, con
         if ((st = mha__check_size(why, "seq", args->seq, 0)) ||
             (st = mha__check_size(why, "source_seq", args->source_seq, 0)))
             return st;
+        if (args->source && !args->cu_source && args->source_seq == 0 && args->seq != 0)
+            return mha__fail(why, MHA_ERR_CONFLICT,
+                             "source_seq is 0 but seq is #: the length of source is source_seq", "",
+                             args->seq, 0);
         only.batch = args->batch;
         only.seq = args->source ? 0 : args->seq;
         only.cu_seq = args->source ? NULL : args->cu_seq;
-        only.source_seq = args->source ? args->source_seq : 0;
+        only.source_seq = args->source_seq;
         only.cu_source = args->cu_source;
         only.x = args->source ? NULL : args->x;
         only.source = args->source;

@@ -978,7 +978,7 @@ static double value_terms(const net *l, const float *x, int rows)
 static void pick_rope(net *l)
 {
     static const float bases[] = { 0, 10000, 500000, 50 };
-    static const float factors[] = { 0, 1, 1.5f, 4, 32 };
+    static const float factors[] = { 2, 1, 1.5f, 4, 32 };
     mha_rope *r = &l->cfg.rope;
     int width = l->dk;
     if (l->dk < 2 || !chance(30)) return;
@@ -2125,6 +2125,7 @@ static int forbidden_layer(const mha_config *c, const mha_weights *w)
     if (!r->layout && (r->width || r->scaling || r->original)) return 1;
     if (r->layout && (r->width < 0 || r->width % 2 || r->original < 0)) return 1;
     if (r->layout && (forbidden_number(r->base, 1) || forbidden_number(r->factor, 1))) return 1;
+    if (r->layout && r->scaling && r->factor == 0) return 1;
     if (r->layout && (forbidden_number(r->beta_fast, 0) || forbidden_number(r->attention, 0) ||
                       forbidden_number(r->low_freq, 0)))
         return 1;

@@ -626,6 +626,11 @@ TEST ring_refuses(mha_isa isa)
                 "a window of 16 and 5 new tokens need a ring of capacity 21, but that of the "
                 "cache is 20",
                 why);
+            a.seq = 21;
+            ASSERT_STATUS(MHA_ERR_SIZE, mha_cache_append_check(l.n.layer, &a, why, sizeof why));
+            ASSERT_STR_EQ(
+                "21 new tokens are more than the ring's capacity 20: append them in pieces", why);
+            a.seq = 5;
             a.mask.windowed = 0, a.mask.left = 0;
             ASSERT_STATUS(MHA_ERR_CONFLICT, mha_forward_check(l.n.layer, &a, why, sizeof why));
             ASSERTm(why, strstr(why, "window") != NULL);
@@ -688,7 +693,7 @@ TEST ring_rollback(mha_isa isa)
     a.mask.windowed = 1, a.mask.left = 1;
     ASSERT_STATUS(MHA_ERR_CONFLICT, mha_forward_check(l.n.layer, &a, why, sizeof why));
     ASSERT_STR_EQ("sequence 0 was cut back to 500, and the ring no longer holds its position 499, "
-                  "which the window sees",
+                  "which the window sees: reset it and start again",
                   why);
     q.ragged = 1, q.count[0] = 0;
     CHECK_CALL(feed_ok(&w, 0, &q, &r)); /* slot 1 alone is not concerned */
@@ -1092,7 +1097,9 @@ TEST full_changes_nothing(mha_isa isa)
     CHECK_CALL(feed_ok(&w, 0, &p, &r));
     a.batch = 3, a.seq = 1, a.x = x, a.y = y, a.cache = w.cache[0];
     ASSERT_STATUS(MHA_ERR_FULL, mha_forward_check(l.n.layer, &a, why, sizeof why));
-    ASSERT_STR_EQ("no room for 1 more: sequence 0 of the cache holds 20 tokens of 20", why);
+    ASSERT_STR_EQ("no room for 1 more: sequence 0 of the cache holds 20 tokens of 20: truncate or "
+                  "reset it, or make a larger one",
+                  why);
     ASSERT_STATUS(MHA_ERR_FULL, mha_cache_append(l.n.layer, &a));
     world_free(&w);
     rich_free(&l);
@@ -1233,6 +1240,9 @@ TEST append_refuses(void)
     REFUSED(MHA_ERR_FULL, a.x = NULL; a.source = e.x; a.source_seq = ECAP + 1; a.seq = 0);
     REFUSED(MHA_ERR_SIZE, a.seq = -1);
     REFUSED(MHA_ERR_SIZE, a.source_seq = -1);
+    REFUSED(MHA_ERR_CONFLICT, a.source_seq = ET - 1); /* whose source was forgotten, */
+    REFUSED(MHA_ERR_CONFLICT, a.source_seq = ET; a.seq = 0; a.x = NULL);
+    REFUSED(MHA_ERR_CONFLICT, a.source = e.x); /* or whose length */
     REFUSED(MHA_ERR_CONFLICT, a.parallel.threads = 2);
     REFUSED(MHA_ERR_SIZE, a.x = NULL; a.source = e.x; a.source_seq = ET; a.seq = -1);
     REFUSED(MHA_ERR_VALUE, a.cu_seq = down; a.seq = 0);
@@ -1279,8 +1289,8 @@ TEST fork_refuses(void)
     ASSERT_STATUS(MHA_ERR_SIZE, mha_cache_fork(cache, 1, cache, 1, 5));
     ASSERT_STATUS(MHA_ERR_SIZE, mha_cache_fork(cache, 0, cache, 1, -2));
     ASSERT_STATUS(MHA_OK, linear_create(&small, e.l.n.layer, 1, ET - 1));
-    ASSERT_STATUS(MHA_ERR_SIZE, mha_cache_fork(small, 0, cache, 0, -1));
-    ASSERT_STATUS(MHA_ERR_SIZE, mha_cache_fork(small, 0, cache, 0, ET));
+    ASSERT_STATUS(MHA_ERR_FULL, mha_cache_fork(small, 0, cache, 0, -1));
+    ASSERT_STATUS(MHA_ERR_FULL, mha_cache_fork(small, 0, cache, 0, ET));
     ASSERT_EQ_FMT(0, mha_cache_length(small, 0), "%d");
     ASSERT_STATUS(MHA_OK, mha_cache_fork(small, 0, cache, 0, ET - 1)); /* capacities may differ */
     ASSERT_EQ_FMT(ET - 1, mha_cache_length(small, 0), "%d");

@@ -210,7 +210,8 @@ LAYER(good_rope, rope(c))
 LAYER(good_rope_width, rope(c); c->cfg.rope.width = 2; c->cfg.rope.base = 500)
 LAYER(good_yarn, rope(c); c->cfg.rope.scaling = MHA_ROPE_YARN; c->cfg.rope.factor = 2;
       c->cfg.rope.original = 64)
-LAYER(good_llama3, rope(c); c->cfg.rope.scaling = MHA_ROPE_LLAMA3; c->cfg.rope.original = 64)
+LAYER(good_llama3, rope(c); c->cfg.rope.scaling = MHA_ROPE_LLAMA3; c->cfg.rope.factor = 8;
+      c->cfg.rope.original = 64)
 LAYER(good_alibi, c->cfg.alibi = 1; c->w.alibi = data)
 LAYER(good_sink, c->w.sink = c->w.sink_value = data)
 LAYER(good_norm, c->cfg.qk_norm = MHA_NORM_LAYER; c->w.q_norm = c->w.k_norm_bias = data)
@@ -236,8 +237,10 @@ LAYER(rope_factor_nan, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR;
       c->cfg.rope.factor = F_NAN)
 LAYER(rope_factor_inf, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR;
       c->cfg.rope.factor = F_INF)
-LAYER(yarn_original_0, rope(c); c->cfg.rope.scaling = MHA_ROPE_YARN)
-LAYER(llama3_original_0, rope(c); c->cfg.rope.scaling = MHA_ROPE_LLAMA3)
+LAYER(yarn_original_0, layer_good_yarn(c); c->cfg.rope.original = 0)
+LAYER(yarn_factor_0, layer_good_yarn(c); c->cfg.rope.factor = 0)
+LAYER(linear_factor_0, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR)
+LAYER(llama3_original_0, layer_good_llama3(c); c->cfg.rope.original = 0)
 LAYER(yarn_original_neg, rope(c); c->cfg.rope.scaling = MHA_ROPE_YARN; c->cfg.rope.original = -64)
 LAYER(rope_beta_fast_nan, layer_good_yarn(c); c->cfg.rope.beta_fast = F_NAN)
 LAYER(rope_beta_slow_nan, layer_good_yarn(c); c->cfg.rope.beta_slow = F_NAN)
@@ -245,16 +248,18 @@ LAYER(rope_attention_nan, layer_good_yarn(c); c->cfg.rope.attention = F_NAN)
 LAYER(rope_low_freq_nan, layer_good_llama3(c); c->cfg.rope.low_freq = F_NAN)
 LAYER(rope_low_freq_neg, layer_good_llama3(c); c->cfg.rope.low_freq = -1)
 LAYER(rope_high_freq_nan, layer_good_llama3(c); c->cfg.rope.high_freq = F_NAN)
-LAYER(ntk_width_2, rope(c); c->cfg.rope.scaling = MHA_ROPE_NTK; c->cfg.rope.width = 2)
+LAYER(ntk_width_2, rope(c); c->cfg.rope.scaling = MHA_ROPE_NTK; c->cfg.rope.factor = 2;
+      c->cfg.rope.width = 2)
 LAYER(yarn_betas, layer_good_yarn(c); c->cfg.rope.beta_fast = 1; c->cfg.rope.beta_slow = 32)
 LAYER(good_yarn_betas, layer_good_yarn(c); c->cfg.rope.beta_fast = c->cfg.rope.beta_slow = 4)
 LAYER(good_plain_factor, rope(c); c->cfg.rope.factor = 1)
 LAYER(plain_factor, rope(c); c->cfg.rope.factor = 8)
 LAYER(plain_original, rope(c); c->cfg.rope.original = 64)
-LAYER(linear_original, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR; c->cfg.rope.original = 64)
+LAYER(linear_original, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR; c->cfg.rope.factor = 2;
+      c->cfg.rope.original = 64)
 LAYER(llama3_beta_fast, layer_good_llama3(c); c->cfg.rope.beta_fast = 16)
 LAYER(llama3_beta_slow, layer_good_llama3(c); c->cfg.rope.beta_slow = 2)
-LAYER(linear_attention, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR;
+LAYER(linear_attention, rope(c); c->cfg.rope.scaling = MHA_ROPE_LINEAR; c->cfg.rope.factor = 2;
       c->cfg.rope.attention = 2)
 LAYER(yarn_low_freq, layer_good_yarn(c); c->cfg.rope.low_freq = 2)
 LAYER(yarn_high_freq, layer_good_yarn(c); c->cfg.rope.high_freq = 8)
@@ -394,6 +399,8 @@ static const layer_case layer_cases[] = {
     { "rope_factor_nan", layer_rope_factor_nan, MHA_ERR_VALUE, "factor", 1 },
     { "rope_factor_inf", layer_rope_factor_inf, MHA_ERR_VALUE, "factor", 1 },
     { "yarn_original_0", layer_yarn_original_0, MHA_ERR_VALUE, "original", 1 },
+    { "yarn_factor_0", layer_yarn_factor_0, MHA_ERR_VALUE, "factor scaling", 1 },
+    { "linear_factor_0", layer_linear_factor_0, MHA_ERR_VALUE, "factor scaling", 1 },
     { "llama3_original_0", layer_llama3_original_0, MHA_ERR_VALUE, "original", 1 },
     { "yarn_original_neg", layer_yarn_original_neg, MHA_ERR_SIZE, "original -64", 1 },
     { "rope_beta_fast_nan", layer_rope_beta_fast_nan, MHA_ERR_VALUE, "beta_fast", 1 },
@@ -1229,6 +1236,12 @@ SDPA(o_head_0, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.head = 0)
 SDPA(o_seq_0, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.seq = 0)
 SDPA(o_seq_3, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.seq = 3)
 SDPA(o_seq_m3, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.seq = -3)
+/* [B,T,H,4] is {T*H*4, 4, H*4} */
+SDPA(o_swapped, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.head = H * 4; c->a.o_stride.seq = 4)
+SDPA(o_batch_short, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.batch = H * T * 4 - 1)
+SDPA(o_tokens, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.head = 4; c->a.o_stride.seq = H * 4)
+SDPA(o_batch_inner, strides_of_4(c); c->a.d_v = 4; c->a.o_stride.batch = 4; c->a.o_stride.seq = B * 4;
+     c->a.o_stride.head = B * T * 4)
 SDPA(good_window, c->a.mask.windowed = 1; c->a.mask.left = 1; c->a.mask.right = -1)
 SDPA(good_key_start, c->a.mask.key_start = good_len)
 SDPA(good_padding, c->a.mask.key_padding = bytes_of_ones)
@@ -1335,6 +1348,10 @@ static const sdpa_case sdpa_cases[] = {
     { "o_seq_0", sdpa_o_seq_0, MHA_ERR_CONFLICT, "o_stride seq 0 4", 1 },
     { "o_seq_3", sdpa_o_seq_3, MHA_ERR_CONFLICT, "o_stride seq 3 4", 1 },
     { "o_seq_m3", sdpa_o_seq_m3, MHA_ERR_CONFLICT, "o_stride seq -3 4", 1 },
+    { "o_swapped", sdpa_o_swapped, MHA_ERR_CONFLICT, "o_stride head 8 12", 1 },
+    { "o_batch_short", sdpa_o_batch_short, MHA_ERR_CONFLICT, "o_stride batch 23 24", 1 },
+    { "o_tokens", sdpa_o_tokens, MHA_OK, "", 0 },
+    { "o_batch_inner", sdpa_o_batch_inner, MHA_OK, "", 0 },
     { "good_window", sdpa_good_window, MHA_OK, "", 0 },
     { "good_key_start", sdpa_good_key_start, MHA_OK, "", 0 },
     { "good_padding", sdpa_good_padding, MHA_OK, "", 0 },

@@ -894,7 +894,7 @@ static float *draw_matrix(rng *r, test_case *c, int in, int out)
 static void draw_rope(rng *r, test_case *c, mha_rope *rope, int dk, double *factor)
 {
     static const float bases[] = { 0, 10000.0f, 500000.0f, 1000.0f };
-    static const float factors[] = { 0, 1.0f, 1.5f, 4.0f, 32.0f };
+    static const float factors[] = { 2.0f, 1.0f, 1.5f, 4.0f, 32.0f };
     int width = dk;
     if (dk < 2 || !rng_chance(r, 35)) return;
     rope->layout = rng_chance(r, 50) ? MHA_ROPE_HALF : MHA_ROPE_INTERLEAVED;
