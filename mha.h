@@ -104,7 +104,8 @@
    OPTIONS (define before including, the same in every file where it says "all files")
 
      MHA_IMPLEMENTATION  compile the implementation here (in one file; or in any, with MHA_STATIC)
-     MHA_STATIC          make every function static (in a file that has the implementation too)
+     MHA_STATIC          make every function static (in a file that has the implementation too:
+                         alone it does not link)
      MHA_THREADS         add the built-in thread pool, mha_pool_* (all files); link -pthread.
                          The pool allocates: it is not there under MHA_NO_MALLOC
      MHA_NO_SIMD         portable C kernels only
@@ -198,7 +199,10 @@ MHA_API const char *mha_isa_name(mha_isa isa);
 
 /* Distance in elements, of either sign, between neighbours along each axis of a mask; 0: shared.
    All four zero is the default: one mask [T,S] shared by batch and heads.
-       [T,S] {0,0,S,1}   [B,S] {S,0,0,1}   [B,T,S] {T*S,0,S,1}   [B,H,T,S] {H*T*S,T*S,S,1} */
+       [T,S] {0,0,S,1}   [B,S] {S,0,0,1}   [B,T,S] {T*S,0,S,1}   [H,T,S] {0,T*S,S,1}
+       [B,H,T,S] {H*T*S,T*S,S,1}
+   (products of int may overflow: make them ptrdiff_t). With a cache S grows from call to call; rows
+   that stay R apart are [T,R] {0,0,R,1}, [B,R] {R,0,0,1}. */
 typedef struct mha_mask_stride {
     ptrdiff_t batch, head, query, key;
 } mha_mask_stride;
@@ -223,7 +227,7 @@ typedef struct mha_mask {
     mha_causal causal;    /* default MHA_NOT_CAUSAL */
     const int *key_start; /* [B] keys j < key_start[b] are excluded (left padding); or null */
     const unsigned char *key_padding; /* [B,S] PyTorch's key_padding_mask: non-zero = EXCLUDED. For
-                                         other strides use allow */
+                                         other strides, and rows longer than S, use allow */
     int windowed;    /* 1: a query at position p sees keys p - left .. p + right only */
     int left, right; /* of the window, 0 = none on that side, -1 = all; with windowed = 1 only. The
                         last W tokens, the query's own included, are left = W - 1 */
@@ -378,7 +382,8 @@ typedef struct mha_config {
 
 typedef enum mha_layout {
     MHA_IN_OUT = 0, /* W [in][out], y = x W: the textbook's */
-    MHA_OUT_IN      /* W [out][in], y = x W^T: what PyTorch and safetensors hold */
+    MHA_OUT_IN      /* W [out][in], y = x W^T: PyTorch's Linear and MultiheadAttention, and most
+                       checkpoints; but GPT-2's (Conv1D) are MHA_IN_OUT */
 } mha_layout;
 
 /* Either qkv, or q and k and v. The fused matrix holds all query heads, then all key heads,
@@ -463,7 +468,8 @@ typedef struct mha_args {
                          the longest length after that, and source_seq 0 or S: so many columns have
                          attn and attn_mean, of a ring too, where most are 0. Default: none */
     int cache_only;   /* 1: x is not appended, it attends to what the cache holds: cross-attention
-                         to a source that mha_cache_append put there. If the cache holds this
+                         to a source that mha_cache_append put there (beams that share it can be
+                         the queries of one call; leave mask.causal 0). If the cache holds this
                          layer's own tokens, and with rope, give positions too: else 0, 1, ... */
     const int *cu_seq;    /* [B+1] sequences of different lengths, see above. Default: none */
     const int *cu_source; /* [B+1] the same for source; source_seq = cu_source[B] or 0 */
@@ -478,9 +484,9 @@ typedef struct mha_args {
 MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
 
 /* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads, on what
-   cu_seq and cu_source hold, on which of source, attn, attn_mean, cache and cache_only are set and
-   on the cache's type; not on how much a cache holds, so that one workspace serves every step of
-   the same batch and seq. It never falls as batch, seq or source_seq grow (with cu_seq or cu_source:
+   cu_seq and cu_source hold, on which of source, attn, attn_mean, cache and cache_only are set, on
+   the cache's type and capacity and on the layer's isa; not on how much a cache holds, so that one
+   workspace serves every step of the same batch and seq. It never falls as batch, seq or source_seq grow (with cu_seq or cu_source:
    as sequences do), so that of the longest call serves all, with the same threads. */
 MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes);
 
@@ -517,7 +523,7 @@ MHA_API mha_status mha_cache_create(mha_cache **cache, const mha_layer *layer,
    fine. */
 MHA_API void mha_cache_free(mha_cache *cache);
 
-/* The same in your memory, any alignment; the cache lives inside buffer. */
+/* The same in your memory, any alignment; the cache lives inside buffer, which must not move. */
 MHA_API mha_status mha_cache_size(const mha_layer *layer, const mha_cache_config *cfg,
                                   size_t *bytes);
 MHA_API mha_status mha_cache_init(mha_cache **cache, void *buffer, size_t bytes,
@@ -543,7 +549,8 @@ MHA_API int mha_cache_length(const mha_cache *cache, int slot);
 
 /* Forgets all but the first length tokens of sequence slot, or of every one if slot is -1: to
    take back rejected tokens. Refused where a sequence is shorter. A ring forgets what its capacity
-   cannot hold: if the window of the next mha_forward reaches back to that, it may be refused. */
+   cannot hold: if the window of the next mha_forward reaches back to that, it is refused; to take
+   back n tokens, make its capacity at least left + n. */
 MHA_API mha_status mha_cache_truncate(mha_cache *cache, int slot, int length);
 
 /* Forgets sequence slot, or every one if slot is -1. */

@@ -1226,6 +1226,37 @@ TEST forward_refuses(void)
     PASS();
 }
 
+/* A ring of left + n tokens can take n back, and not one more. */
+TEST ring_takes_back(mha_isa isa)
+{
+    enum { CAP = 256, LEFT = 249, BACK = CAP - LEFT, TOKENS = 602, W = 12 };
+    rng r = rng_make(test_seed + 3);
+    float *x = rng_floats(&r, TOKENS * W), y[BACK * W], want[W];
+    net l = net_weights(isa, W, 2, 1, 6, 6, 0, 0, test_seed);
+    mha_cache_config room = { 0 };
+    mha_args a = { 0 };
+    ASSERT_STATUS(MHA_OK, net_create(&l));
+    room.batch = 1, room.capacity = CAP, room.ring = 1;
+    ASSERT_STATUS(MHA_OK, mha_cache_create(&a.cache, l.layer, &room));
+    a.batch = 1, a.y = y;
+    a.mask.causal = MHA_CAUSAL, a.mask.windowed = 1, a.mask.left = LEFT;
+    for (int t = 0; t < TOKENS; t += BACK) {
+        a.x = x + t * W, a.seq = BACK;
+        ASSERT_STATUS(MHA_OK, mha_forward(l.layer, &a));
+        memcpy(want, y, sizeof want);
+    }
+    ASSERT_STATUS(MHA_OK, mha_cache_truncate(a.cache, 0, TOKENS - BACK));
+    a.x = x + (TOKENS - BACK) * W, a.seq = 1;
+    ASSERT_STATUS(MHA_OK, mha_forward(l.layer, &a));
+    ASSERT(unchanged(want, y, W));
+    ASSERT_STATUS(MHA_OK, mha_cache_truncate(a.cache, 0, TOKENS - BACK - 1));
+    ASSERT_STATUS(MHA_ERR_CONFLICT, mha_forward(l.layer, &a));
+    mha_cache_free(a.cache);
+    net_free(&l);
+    free(x);
+    PASS();
+}
+
 TEST append_refuses(void)
 {
     const int down[EB + 1] = { 0, 5, 3 }, right[EB + 1] = { 0, 2, 6 };
@@ -1611,6 +1642,7 @@ SUITE(cache_suite)
     RUN_ON_EACH_ISA(ring_widest_window);
     RUN_ON_EACH_ISA(ring_refuses);
     RUN_ON_EACH_ISA(ring_rollback);
+    RUN_ON_EACH_ISA(ring_takes_back);
     RUN_ON_EACH_ISA(ring_fork_and_reorder);
     RUN_ON_EACH_ISA(ring_full_window);
     RUN_ON_EACH_ISA(ring_forgets);
