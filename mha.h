@@ -239,8 +239,8 @@ typedef void (*mha_task)(void *arg, int index);
 
 /* How a call may use threads; all zero = serial. parallel_for must call task(arg, i) exactly
    once for each i in 0..n-1, in any order, on any threads, and return when all are done.
-   It is called a few times per mha call, or again for every few thousand keys that one query sees,
-   with n <= threads. With OpenMP:
+   It is called a few times per mha call, more often the more keys a single query sees, with
+   n <= threads. With OpenMP:
 
        static void omp_for(void *ctx, int n, mha_task task, void *arg)
        {
@@ -3252,8 +3252,9 @@ static void mha__rotate(const mha__rotate_job *job, const mha_parallel *par, cha
 /* ==== >>attend ===================================================================
 
    softmax(q k^T * scale + bias, masked) v, streamed over blocks of keys: only a tile of scores
-   exists at any time. A row keeps its largest score so far (top), the sum of 2^(score - top)
-   and the weighted sum of values; when a block raises top, the two sums are scaled down.
+   exists at any time, or those of a few blocks where threads share them. A row keeps its largest
+   score so far (top), the sum of 2^(score - top) and the weighted sum of values; when a block raises
+   top, the two sums are scaled down.
 
    Scores are in units of log2: q is multiplied by scale * log2(e) when it is packed, biases by
    log2(e) when they are added, so that e^x becomes 2^x.
@@ -3549,7 +3550,7 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
     /* mha__unit_queries at most: what it gives may be less for a longer seq, memory may not */
     ptrdiff_t most = mha__most_queries(group), mr = kern->mr;
     ptrdiff_t queries = mha__min(mha__div_up(mha__min(seq, most), mr) * mr, most);
-    ptrdiff_t rows = mha__div_up(group * queries, kern->mr) * kern->mr;
+    ptrdiff_t rows = mha__div_up(mha__min(group * queries, PTRDIFF_MAX - mr), mr) * mr;
     size_t bytes = 0;
     mha__take(&bytes, mha__floats(kern->mr, MHA__KEYS, 1, 1));
     mha__take(&bytes, mha__floats(rows, mha__div_up(d_k, MHA__NR), MHA__NR, 1));
@@ -3611,7 +3612,7 @@ typedef struct mha__block {
     ptrdiff_t b, g, lo, hi; /* of sequence b and kv head g, of whose keys lo .. hi-1 are seen */
     ptrdiff_t j0, from, to; /* of this block, from .. to-1, from a multiple of 16 */
     int lazy;               /* to be packed or widened, if that is needed, when it is made */
-    int alone;              /* one tile of rows uses it */
+    int alone;              /* no more rows use it than a tile takes */
     const float *k;         /* panels; or, with k_rows, rows */
     ptrdiff_t k_row;        /* that far apart, of which those that do not fill a panel */
     float *k_room;          /* are packed here */
@@ -4171,15 +4172,18 @@ static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scrat
 
    Few queries are one unit a kv head: of those there may be fewer than lanes, or some left over. What
    does not go evenly is shared: lanes take blocks of keys, and leave scores; softmax goes over them
-   in order; lanes take panels of values, over all those blocks. No sum is then cut in another place
+   in order; lanes take tiles and panels of values, over all those blocks. No sum is then cut in another place
    than where one lane cuts it: same bits. As many blocks as there is room for are a round. One kv
    head with 4 queries, d = 256, is 1.5 to 1.8 times as fast on two threads, 2048 or 16384 keys.
 
    A unit lives in the scratch of a lane, before its k and v; its scores are at job->shared. */
 
-#define MHA__SHARED (MHA__ROWS * MHA__KEYS) /* floats there for each lane */
+#define MHA__SHARED_HEAD (2 * MHA__NR) /* floats that a mha__shared takes */
 
-/* Bytes of k and v of a unit, as floats: less is done before lanes have met three times. */
+/* Floats there for each lane: a block, in tiles of 4 rows or more. */
+#define MHA__SHARED (MHA__ROWS * (MHA__KEYS + MHA__SHARED_HEAD / 4))
+
+/* Bytes of k and v of a unit, as floats: less is done before lanes have met a few times. */
 #ifndef MHA__SHARED_LEAST /* 1 in some of the tests */
 #define MHA__SHARED_LEAST ((size_t)1 << 19)
 #endif
@@ -4191,8 +4195,6 @@ typedef struct mha__shared {
     unsigned seen; /* bit i: row i sees a key */
     float alpha[MHA__MR_MAX];
 } mha__shared;
-
-#define MHA__SHARED_HEAD (2 * MHA__NR) /* floats it takes */
 
 static ptrdiff_t mha__shared_tiles(const mha__attend_job *job)
 {
@@ -4343,8 +4345,9 @@ static void mha__attend_shared(mha__attend_job *job, const mha_parallel *par)
         mha__range(job, b, 0, seq, &lo, &hi);
         blocks = mha__max(blocks, mha__div_up(hi, MHA__KEYS) - lo / MHA__KEYS);
     }
-    /* rounds as even as can be */
-    job->window = mha__div_up(blocks, mha__div_up(blocks, job->window));
+    /* rounds as even as can be, and what each takes, if that fits */
+    i = mha__div_up(blocks, mha__div_up(blocks, job->window));
+    job->window = mha__min(job->window, mha__div_up(i, each) * each);
     job->parts = mha__min(each, mha__shared_tiles(job));
     job->v_parts = mha__min(mha__div_up(each, job->parts), mha__max(mha__panels_v(job) / least, 1));
     for (job->block = 0; job->block < blocks; job->block += job->window) {
@@ -4358,7 +4361,7 @@ static void mha__attend_shared(mha__attend_job *job, const mha_parallel *par)
     mha__run(mha__shared_end_unit, job, units, par, job->scratch, job->lane_bytes);
 }
 
-/* Attention weights on request, after mha__attend_unit left top and inv of every row: scores
+/* Attention weights on request, after attention left top and inv of every row: scores
    again, in units of 16, one tile at a time. A unit: mr queries of one sequence, all heads. */
 static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
 {
@@ -4389,7 +4392,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
             if (j0 < hi && j0 + MHA__KEYS > lo) {
                 mha__block block;
                 int lazy = mha__kv_of(job, b, h / group, scratch, &k, &v);
-                mha__block_make(job, b, h / group, lo, hi, j0, lazy, m, 1, &block);
+                mha__block_make(job, b, h / group, lo, hi, j0, lazy, group * m, 1, &block);
                 mha__block_keys(job, &k, &block);
                 n = mha__scores(job, b, row, m, &block, MHA__CAREFUL, q, s, &from);
             }
@@ -5139,7 +5142,8 @@ static void mha__plan_attend(mha__plan *plan, const mha__kernels *kern, int batc
     plan->origin = mha__take(&plan->total, cu && shared ? mha__mul((size_t)batch, sizeof(int)) : 0);
     plan->top = mha__take(&plan->total, rows);
     plan->inv = mha__take(&plan->total, rows);
-    plan->shares = threads > 1 && mha__floats(1, 1, most, d_k + d_v) >= MHA__SHARED_LEAST;
+    plan->shares = threads > 1 && mha__add(mha__floats(1, 1, most, d_k),
+                                           mha__floats(1, 1, most, d_v)) >= MHA__SHARED_LEAST;
     plan->shared =
         mha__take(&plan->total, plan->shares ? mha__floats(threads, MHA__SHARED, 1, 1) : 0);
     need = mha__attend_scratch(kern, heads / kv_heads, d->seq, d->keys, d_k, d_v, kv, &plan->kv_at);
@@ -6042,7 +6046,12 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
         }
     }
     d->keys = longest;
-    if ((need & MHA__APPEND) || r->source_seq == 0 || r->source_seq == longest) return MHA_OK;
+    if (r->source_seq == 0 || r->source_seq == longest) return MHA_OK;
+    if ((need & MHA__APPEND) && r->source != r->x) return MHA_OK; /* it is that of source */
+    if (need & MHA__APPEND)
+        return mha__fail(why, MHA_ERR_CONFLICT,
+                         "source_seq is # but source is null: what is appended is x, of seq #", "",
+                         r->source_seq, d->qt);
     return mha__fail(why, MHA_ERR_CONFLICT,
                      "source_seq is #; with this cache it is 0 or the longest length, #", "",
                      r->source_seq, longest);
@@ -6088,7 +6097,7 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
         if (r->cu_source)
             return mha__fail(why, MHA_ERR_CONFLICT, "cu_source is given but source is null", "", 0,
                              0);
-        if ((!r->cache || (need & MHA__APPEND)) && r->source_seq != 0 && r->source_seq != d->qt)
+        if (!r->cache && r->source_seq != 0 && r->source_seq != d->qt)
             return mha__fail(why, MHA_ERR_CONFLICT,
                              "source_seq is # but source is null: keys come from x, of seq #", "",
                              r->source_seq, d->qt);

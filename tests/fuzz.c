@@ -2101,6 +2101,7 @@ static int forbidden_append(const net *l, const mha_args *a)
     b.workspace = a->workspace, b.workspace_size = a->workspace_size;
     b.parallel = a->parallel;
     if (!a->cache || (!a->source && (a->source_v || a->cu_source))) return 1;
+    if (a->source && !a->cu_source && !a->source_seq && a->seq) return 1;
     return forbidden_forward(&b) || forbidden_cache(l, a, b.cu_seq, b.seq);
 }
 
@@ -2294,8 +2295,7 @@ static void refuse_stages(const net *l, const mha_args *a, int fine)
     used.gate = NULL;
     used.cache_only = 0;
     if (used.source) used.x = NULL, used.cu_seq = NULL;
-    if (used.source && used.seq > 0) used.seq = 0;
-    if (!used.source && used.source_seq > 0) used.source_seq = 0;
+    if (used.source && used.seq > 0 && (used.cu_source || used.source_seq)) used.seq = 0;
     require_status("mha_cache_append, but for what it uses", mha_cache_append(layer, &used), st);
     if (lets_pass(st))
         require_status("mha_workspace_size", mha_workspace_size(layer, &used, &bytes), MHA_OK);

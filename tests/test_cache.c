@@ -1229,14 +1229,14 @@ TEST forward_refuses(void)
 /* A ring of left + n tokens can take n back, and not one more. */
 TEST ring_takes_back(mha_isa isa)
 {
-    enum { CAP = 256, LEFT = 249, BACK = CAP - LEFT, TOKENS = 602, W = 12 };
+    enum { ROOM = 256, LEFT = 249, BACK = ROOM - LEFT, TOKENS = 602, W = 12 };
     rng r = rng_make(test_seed + 3);
     float *x = rng_floats(&r, TOKENS * W), y[BACK * W], want[W];
     net l = net_weights(isa, W, 2, 1, 6, 6, 0, 0, test_seed);
     mha_cache_config room = { 0 };
     mha_args a = { 0 };
     ASSERT_STATUS(MHA_OK, net_create(&l));
-    room.batch = 1, room.capacity = CAP, room.ring = 1;
+    room.batch = 1, room.capacity = ROOM, room.ring = 1;
     ASSERT_STATUS(MHA_OK, mha_cache_create(&a.cache, l.layer, &room));
     a.batch = 1, a.y = y;
     a.mask.causal = MHA_CAUSAL, a.mask.windowed = 1, a.mask.left = LEFT;

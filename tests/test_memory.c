@@ -1,5 +1,7 @@
 /* test_memory.c - who allocates what, what happens when that fails, and that nothing is read
    or written outside of what was given. */
+#include <limits.h>
+
 #include "options.h"
 
 static int untouched(const void *p, size_t n)
@@ -1101,6 +1103,29 @@ static void no_parallel(void *ctx, int n, mha_task task, void *arg)
     (void)ctx, (void)n, (void)task, (void)arg;
 }
 
+/* Sizes whose sums and products are beyond int, or beyond size_t: a status, and no wrap (UBSan). */
+TEST hostile_with_threads(mha_isa isa)
+{
+    static const int sizes[4] = { 1, 96, 1 << 28, INT_MAX };
+    for (int n = 0; n < 4 * 4 * 4 * 4; n++) {
+        mha_sdpa_args a = { 0 };
+        size_t bytes = 0;
+        mha_status st;
+        a.batch = a.seq = 1, a.isa = isa;
+        a.heads = sizes[n % 4], a.kv_heads = 1, a.source_seq = sizes[n / 4 % 4];
+        a.d_k = sizes[n / 16 % 4], a.d_v = sizes[n / 64];
+        a.parallel.parallel_for = no_parallel;
+        for (a.parallel.threads = 2; a.parallel.threads > 0;
+             a.parallel.threads = a.parallel.threads == 2 ? INT_MAX : 0) {
+            st = mha_sdpa_workspace_size(&a, &bytes);
+            ASSERT(st == MHA_OK || st == MHA_ERR_OVERFLOW);
+            /* what one lane cannot do without: q of every head */
+            if (!st) ASSERT(bytes / sizeof(float) >= (size_t)a.heads);
+        }
+    }
+    PASS();
+}
+
 /* A workspace for a long call serves a shorter one: no size falls as the call grows. */
 TEST workspace_grows(mha_isa isa)
 {
@@ -1167,4 +1192,5 @@ SUITE(memory_suite)
     RUN_ON_EACH_ISA(layer_memory_is_linear);
     RUN_ON_EACH_ISA(sdpa_memory_is_linear);
     RUN_ON_EACH_ISA(workspace_grows);
+    RUN_ON_EACH_ISA(hostile_with_threads);
 }
