@@ -3739,16 +3739,15 @@ typedef struct mha__unit {
     int careful; /* 0; then 1, 2: see "the careful way" */
 } mha__unit;
 
-/* Row r, which is row n of its tile, before it sees a key: the scores that have none. They are a
-   sink, a key and value of the layer's own, and a key and value of zeros, if they are there. */
-MHA__APART void mha__row_start(mha__unit *u, ptrdiff_t r, ptrdiff_t n, const float *q)
+/* Row r, whose results go to o, before it sees a key: the scores that have none. They are a sink, a
+   key and value of the layer's own, and a key and value of zeros, if they are there. */
+MHA__APART void mha__row_start(mha__unit *u, ptrdiff_t r, const float *q, float *o)
 {
     const mha__attend_job *job = u->job;
     ptrdiff_t h = u->row[r].head, g = u->g, mr = job->kern->mr, c;
-    float score[3], top = -FLT_MAX, sum = 0.0f, *o;
+    float score[3], top = -FLT_MAX, sum = 0.0f;
     const float *value[3];
     int count = 0, i;
-    o = u->o + (r - n) / u->height * u->otile + n * MHA__NR;
     if (job->sink && mha__bits(job->sink[h]) != MHA__NINF) {
         value[count] = job->sink_value ? job->sink_value + h * job->d_v : NULL;
         score[count++] = (float)((double)job->sink[h] * MHA__LOG2E * (double)u->unit);
@@ -3789,7 +3788,7 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
     int start = job->sink || job->bias_k || job->zero_attn;
     int skip = job->gate && !job->lse && !job->top;
     mha__view view = mha__view_make(job, b);
-    float *tile;
+    float *tile, *o;
     u->job = job;
     u->b = b;
     u->g = g;
@@ -3807,7 +3806,7 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
     u->sum = u->top + tiles * mr;
     u->row = (mha__row *)(void *)(u->top + mha__div_up(2 * tiles * mr, MHA__NR) * MHA__NR);
     if (careful || start) memset(u->o, 0, (size_t)(tiles * u->otile) * sizeof(float));
-    for (r = h = 0, n = 0, tile = u->q; h < group; h++) {
+    for (r = h = 0, n = 0, tile = u->q, o = u->o; h < group; h++) {
         const float *from = job->q + mha__at(&job->q_stride, job->cu_q, b, g * group + h, 0);
         for (i = i0; i < i0 + u->queries; i++) {
             const float *src = from + i * job->q_stride.seq;
@@ -3817,7 +3816,7 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
                        (size_t)job->d_v * sizeof(float));
                 continue;
             }
-            if (n == u->height) n = 0, tile += u->qtile;
+            if (n == u->height) n = 0, tile += u->qtile, o += u->otile;
             if (i + 8 < i0 + u->queries) MHA__PREFETCH(src + 8 * job->q_stride.seq);
             mha__tile_row(job->kern, tile, (int)n, job->d_k, src, job->scale * u->unit);
             mha__row_make(&job->mask, &view, &u->row[r], g * group + h, i);
@@ -3827,7 +3826,7 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
             if (careful < 2) u->row[r].done = 0;
             u->top[r] = -FLT_MAX;
             u->sum[r] = 0.0f;
-            if (start) mha__row_start(u, r, n, src);
+            if (start) mha__row_start(u, r, src, o + n * MHA__NR);
             n++;
             r++;
         }
