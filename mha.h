@@ -4182,7 +4182,8 @@ static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scrat
 /* Floats there for each lane: a block, in tiles of 4 rows or more. */
 #define MHA__SHARED (MHA__ROWS * (MHA__KEYS + MHA__SHARED_HEAD / 4))
 
-/* Bytes of k and v of a unit, as floats: less is done before lanes have met a few times. */
+/* Bytes of k and v of a unit, as floats: less is done before lanes have met a few times. Eight times
+   as many if it is one left over: there is less to gain, at 1 MiB nothing. */
 #ifndef MHA__SHARED_LEAST /* 1 in some of the tests */
 #define MHA__SHARED_LEAST ((size_t)1 << 19)
 #endif
@@ -4443,7 +4444,8 @@ static void mha__attend(mha__attend_job *job, const mha_parallel *par, char *scr
     }
     job->first = heads / lanes * lanes;
     if (job->shared && job->first < heads && job->tiles == 1 &&
-        mha__floats(1, 1, job->keys, job->d_k + job->d_v) >= MHA__SHARED_LEAST)
+        mha__floats(1, 1, job->keys, job->d_k + job->d_v) / (job->first ? 8 : 1) >=
+            MHA__SHARED_LEAST)
         job->window = lanes * MHA__SHARED / (heads - job->first) /
                       (mha__shared_tiles(job) * (job->kern->mr * MHA__KEYS + MHA__SHARED_HEAD));
     if (job->window == 0) job->first = heads;

@@ -291,7 +291,7 @@ static const few fews[] = {
     { 1, 4, 1, 1, 1100, 64, 64, HIDDEN | WINDOW },         /* the first keys are not seen */
     { 1, 4, 1, 2, 1100, 64, 64, CAUSAL | LAST },           /* rows that must stay finite */
     { 1, 7, 1, 2, 1100, 64, 64, CAUSAL | MASKS },          /* more tiles than one */
-    { 1, 3, 3, 1, 1100, 64, 64, WEIGHTS | BAD },           /* two and one left over */
+    { 1, 3, 3, 1, 8200, 64, 64, WEIGHTS | BAD },           /* two and one left over */
     { 1, 5, 1, 1, 1500, 40, 50, 0 },                       /* packed: no multiples of 16 */
     { 1, 16, 1, 6, 1100, 64, 80, CAUSAL | WINDOW | GATE }, /* 96 rows: few blocks a round */
     { 1, 110, 1, 1, 1100, 64, 64, 0 },                     /* too many rows for some */
