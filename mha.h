@@ -94,10 +94,11 @@
 
    Weights are packed once, when a layer is made, for kernels chosen then: AVX2+FMA or AVX-512 on
    x86-64 (found at run time: plain cc -O2 is enough), NEON on aarch64, portable C elsewhere. q, k
-   and v are written where attention reads them, scores exist a tile or a few blocks at a time, what causal,
-   windows and lengths exclude is not computed. Bring a workspace and threads to go faster: they share
-   sequences, heads and queries, and where that is too few, the keys and values of a head. One query
-   at a time is limited by the speed of memory, whether keys are in a cache or in arrays of yours.
+   and v are written where attention reads them, scores exist a tile or a few blocks at a time, and
+   what causal, windows and lengths exclude is not computed. Bring a workspace and threads to go
+   faster: they share sequences, heads and queries, and where that is too few, the keys and values of
+   a head. One query at a time is limited by the speed of memory, whether keys are in a cache or in
+   arrays of yours.
    2^x is a polynomial in the kernels: within 1 ulp, or 1.23 ulp without fused multiply-add.
 
 
