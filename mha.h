@@ -1128,6 +1128,9 @@ static signed char mha__to_int8(float x, float scale)
 #define MHA__NR 16
 #define MHA__MR_MAX 16
 
+static const float mha__zeros[MHA__NR] = { 0 };
+static const float mha__ones[MHA__MR_MAX] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
+
 /* What happens to a row of scores s[j], j = 0, 1, ... */
 typedef struct mha__shape {
     float cap_in, cap_out; /* cap_out != 0: s = cap_out * tanh(cap_in / 2 * ln 2 * s) */
@@ -1172,10 +1175,11 @@ typedef struct mha__kernels {
        from scores in units of 16. */
     void (*weigh)(int m, int np, float *s, const float *top, const float *inv);
 
-    /* n blocks of 16 floats, from_step and to_step apart: to = mul * from + 0, which makes a zero
-       positive, or, with a bias of 16*n floats, to = from + bias. */
-    void (*copy)(int n, const float *from, ptrdiff_t from_step, float *to, ptrdiff_t to_step,
-                 float mul, const float *bias);
+    /* m rows of np blocks of 16 floats, rows and blocks that far apart: to = mul * from + bias, with
+       a factor per row, and a bias [16*np], or null: 0, which makes a zero positive. */
+    void (*copy)(int m, int np, const float *from, ptrdiff_t from_row, ptrdiff_t from_block,
+                 float *to, ptrdiff_t to_row, ptrdiff_t to_block, const float *mul,
+                 const float *bias);
 
     /* 16 rows of 16 floats plus a row of bias, as columns: to[16*c + i] = row[i][c] + bias[c]. */
     void (*transpose)(const float *const *row, const float *bias, float *to);
@@ -1314,12 +1318,18 @@ static void mha__weigh_scalar(int m, int np, float *s, const float *top, const f
             }
 }
 
-static void mha__copy_scalar(int n, const float *from, ptrdiff_t from_step, float *to,
-                             ptrdiff_t to_step, float mul, const float *bias)
+static void mha__copy_scalar(int m, int np, const float *from, ptrdiff_t from_row,
+                             ptrdiff_t from_block, float *to, ptrdiff_t to_row, ptrdiff_t to_block,
+                             const float *mul, const float *bias)
 {
-    int j;
-    for (; n > 0; n--, from += from_step, to += to_step, bias = bias ? bias + MHA__NR : NULL)
-        for (j = 0; j < MHA__NR; j++) to[j] = bias ? from[j] + bias[j] : from[j] * mul + 0.0f;
+    int i, p, j;
+    for (i = 0; i < m; i++)
+        for (p = 0; p < np; p++) {
+            const float *x = from + i * from_row + p * from_block;
+            float *y = to + i * to_row + p * to_block;
+            for (j = 0; j < MHA__NR; j++)
+                y[j] = x[j] * mul[i] + (bias ? bias[p * MHA__NR + j] : 0.0f);
+        }
 }
 
 static void mha__transpose_scalar(const float *const *row, const float *bias, float *to)
@@ -1720,23 +1730,22 @@ static MHA__AVX2 void mha__weigh_avx2(int m, int np, float *s, const float *top,
             }
 }
 
-static MHA__AVX2 void mha__copy_avx2(int n, const float *from, ptrdiff_t from_step, float *to,
-                                     ptrdiff_t to_step, float mul, const float *bias)
+static MHA__AVX2 void mha__copy_avx2(int m, int np, const float *from, ptrdiff_t from_row,
+                                     ptrdiff_t from_block, float *to, ptrdiff_t to_row,
+                                     ptrdiff_t to_block, const float *mul, const float *bias)
 {
-    __m256 x, y, f = _mm256_set1_ps(mul);
-    for (; n > 0; n--, from += from_step, to += to_step) {
-        x = _mm256_loadu_ps(from);
-        y = _mm256_loadu_ps(from + 8);
-        if (bias) {
-            x = _mm256_add_ps(x, _mm256_loadu_ps(bias));
-            y = _mm256_add_ps(y, _mm256_loadu_ps(bias + 8));
-            bias += MHA__NR;
-        } else {
-            x = _mm256_fmadd_ps(x, f, _mm256_setzero_ps());
-            y = _mm256_fmadd_ps(y, f, _mm256_setzero_ps());
+    const float *add = bias ? bias : mha__zeros;
+    const ptrdiff_t add_block = bias ? MHA__NR : 0;
+    int i, p;
+    for (i = 0; i < m; i++, from += from_row, to += to_row) {
+        __m256 f = _mm256_broadcast_ss(mul + i);
+        for (p = 0; p < np; p++) {
+            const float *x = from + p * from_block, *b = add + p * add_block;
+            float *y = to + p * to_block;
+            _mm256_storeu_ps(y, _mm256_fmadd_ps(_mm256_loadu_ps(x), f, _mm256_loadu_ps(b)));
+            _mm256_storeu_ps(y + 8,
+                             _mm256_fmadd_ps(_mm256_loadu_ps(x + 8), f, _mm256_loadu_ps(b + 8)));
         }
-        _mm256_storeu_ps(to, x);
-        _mm256_storeu_ps(to + 8, y);
     }
 }
 
@@ -2435,16 +2444,18 @@ static void mha__weigh_neon(int m, int np, float *s, const float *top, const flo
             }
 }
 
-static void mha__copy_neon(int n, const float *from, ptrdiff_t from_step, float *to,
-                           ptrdiff_t to_step, float mul, const float *bias)
+static void mha__copy_neon(int m, int np, const float *from, ptrdiff_t from_row,
+                           ptrdiff_t from_block, float *to, ptrdiff_t to_row, ptrdiff_t to_block,
+                           const float *mul, const float *bias)
 {
-    int j;
-    for (; n > 0; n--, from += from_step, to += to_step, bias = bias ? bias + MHA__NR : NULL)
-        for (j = 0; j < MHA__NR; j += 4) {
-            float32x4_t x = vld1q_f32(from + j);
-            vst1q_f32(to + j, vaddq_f32(bias ? x : vmulq_n_f32(x, mul),
-                                        bias ? vld1q_f32(bias + j) : vdupq_n_f32(0.0f)));
-        }
+    int i, p, j;
+    for (i = 0; i < m; i++)
+        for (p = 0; p < np; p++)
+            for (j = 0; j < MHA__NR; j += 4) {
+                float32x4_t x = vld1q_f32(from + i * from_row + p * from_block + j);
+                float32x4_t b = bias ? vld1q_f32(bias + p * MHA__NR + j) : vdupq_n_f32(0.0f);
+                vst1q_f32(to + i * to_row + p * to_block + j, vfmaq_n_f32(b, x, mul[i]));
+            }
 }
 
 static void mha__transpose_neon(const float *const *row, const float *bias, float *to)
@@ -2652,8 +2663,6 @@ static size_t mha__values_bytes(ptrdiff_t batch, ptrdiff_t heads, ptrdiff_t seq,
     return mha__mul((size_t)batch, mha__values_sized(heads, seq, d, sizeof(float)));
 }
 
-static const float mha__zeros[MHA__NR] = { 0 };
-
 /* np blocks of 16 columns from column c on, of one head of width d, of positions t .. t+m-1, plus
    bias [16*np] if it is not null. Each row has its own pointer, its blocks step floats apart; the
    positions lie in one block of 16. fill: no key follows; the rest of its panel becomes something, 0
@@ -2671,9 +2680,13 @@ static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t
     }
     if (to->origin) t += to->origin[b];
     p += t / MHA__NR * to->t_hi + t % MHA__NR * to->t_lo;
-    if (to->c_lo == 1) {
-        for (i = 0; i < m; i++)
-            kern->copy(full, row[i], step, p + i * to->t_lo, to->c_hi, 1.0f, bias);
+    if (to->c_lo == 1) { /* as many rows at once as are equally far apart */
+        for (i = 0; i < m; i += n) {
+            ptrdiff_t apart = i + 1 < m ? row[i + 1] - row[i] : 0;
+            for (n = 1; i + n < m && row[i + n] - row[i + n - 1] == apart; n++) continue;
+            kern->copy(n, full, row[i], apart, step, p + i * to->t_lo, to->t_lo, to->c_hi,
+                       mha__ones, bias);
+        }
     } else { /* whole panels at once, also those that rows of zeros fill up */
         if (m < MHA__NR && (!fill || t % MHA__NR)) full = 0;
         memcpy(at, row, (size_t)m * sizeof at[0]);
@@ -2695,15 +2708,16 @@ static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t
                     row[i][n * step + j] + (bias ? bias[n * MHA__NR + j] : 0.0f);
 }
 
-/* Row i of a tile: k floats of src, times mul. */
-static void mha__tile_row(const mha__kernels *kern, float *tile, int i, ptrdiff_t k,
-                          const float *src, float mul)
+/* m rows of a tile from to on: k floats each of src, whose rows are that far apart, times mul [m]. */
+static void mha__tile_rows(const mha__kernels *kern, float *to, ptrdiff_t m, ptrdiff_t k,
+                           const float *src, ptrdiff_t row, const float *mul)
 {
-    ptrdiff_t full = k / MHA__NR, j;
-    float *to = tile + i * MHA__NR;
-    kern->copy((int)full, src, MHA__NR, to, kern->mr * MHA__NR, mul, NULL);
+    ptrdiff_t full = k / MHA__NR, i, j;
+    kern->copy((int)m, (int)full, src, row, MHA__NR, to, MHA__NR, kern->mr * MHA__NR, mul, NULL);
     to += full * kern->mr * MHA__NR;
-    for (j = 0; j < k % MHA__NR; j++) to[j] = src[full * MHA__NR + j] * mul;
+    src += full * MHA__NR;
+    for (i = 0; i < m && k % MHA__NR; i++, src += row, to += MHA__NR)
+        for (j = 0; j < k % MHA__NR; j++) to[j] = src[j] * mul[i];
 }
 
 /* floats of a tile with n columns */
@@ -2908,8 +2922,6 @@ static size_t mha__project_scratch(const mha__kernels *kern, size_t rows, ptrdif
     return mha__add(bytes, mha__floats(mha__min(k, MHA__K_BLOCK), MHA__N_BLOCK, MHA__NR, 1));
 }
 
-static const float mha__ones[MHA__MR_MAX] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
-
 /* Puts rows from .. end-1 of np panels of results, from panel p on, where they belong, with the
    bias. c: the tiles, each ctile floats and height rows; their first row is row r0 of x. Unless these are the last
    rows, stops where a block of 16 positions ends; returns where it stopped. */
@@ -2992,9 +3004,8 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     else if (compact && tiles <= 2) block = MHA__K_BLOCK_SMALL;
 
     for (i = 0; i < tiles; i++)
-        for (m = 0; m < height && i * height + m < rows; m++)
-            mha__tile_row(kern, a + i * tile, m, job->k, job->x + (r0 + i * height + m) * job->k,
-                          1.0f);
+        mha__tile_rows(kern, a + i * tile, mha__min(height, rows - i * height), job->k,
+                       job->x + (r0 + i * height) * job->k, job->k, mha__ones);
 
     for (which = 0; which < job->n; which++) {
         const mha__matrix *mat = job->mat[which];
@@ -3572,9 +3583,10 @@ static size_t mha__attend_scratch(const mha__kernels *kern, ptrdiff_t group, ptr
    Two things can spoil a row that should be fine: something non-finite in v that other rows of
    its tile see, or that it sees itself with a score of -inf (0 * NaN is NaN), and scores so large
    that times log2(e) they are no float. Both show in the result, so nothing is paid for them
-   beforehand. The unit is done again with values taken key by key, which adds the same terms in the
-   same order, those with a score of -inf left out: rows that were right keep their bits. Rows whose
-   sum is still no good are done once more with scores in units of 16. */
+   beforehand. A tile in which it shows is done again with values taken key by key, which adds the
+   same terms in the same order, those with a score of -inf left out: rows that were right keep their
+   bits. Rows whose sum is still no good are done once more with scores in units of 16. (The whole
+   unit goes that way, but of the other tiles the results are written by then, and stay.) */
 
 #define MHA__CAREFUL (1.0f / 16.0f)
 
@@ -3781,6 +3793,14 @@ MHA__APART void mha__row_start(mha__unit *u, ptrdiff_t r, const float *q, float 
     u->sum[r] = sum;
 }
 
+/* How many of m rows lie one after the other in q and o: queries in order, of one head. */
+static ptrdiff_t mha__in_order(const mha__row *row, ptrdiff_t m)
+{
+    ptrdiff_t n = 1;
+    while (n < m && row[n].head == row->head && row[n].query == row->query + n) n++;
+    return n;
+}
+
 /* Lays out the scratch, packs q. Rows whose gate is 0 are left out: they are zeros. */
 MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g,
                                 ptrdiff_t i0, float *scratch, int careful)
@@ -3789,7 +3809,7 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
     int start = job->sink || job->bias_k || job->zero_attn;
     int skip = job->gate && !job->lse && !job->top;
     mha__view view = mha__view_make(job, b);
-    float *tile, *o;
+    float *tile, *o, mul[MHA__MR_MAX];
     u->job = job;
     u->b = b;
     u->g = g;
@@ -3807,32 +3827,33 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
     u->sum = u->top + tiles * mr;
     u->row = (mha__row *)(void *)(u->top + mha__div_up(2 * tiles * mr, MHA__NR) * MHA__NR);
     if (careful || start) memset(u->o, 0, (size_t)(tiles * u->otile) * sizeof(float));
-    for (r = h = 0, n = 0, tile = u->q, o = u->o; h < group; h++) {
-        const float *from = job->q + mha__at(&job->q_stride, job->cu_q, b, g * group + h, 0);
+    for (r = 0, h = g * group; h < (g + 1) * group; h++)
         for (i = i0; i < i0 + u->queries; i++) {
-            const float *src = from + i * job->q_stride.seq;
-            float gate = mha__gate_of(job, b, g * group + h, i);
+            float gate = mha__gate_of(job, b, h, i);
             if (skip && mha__is_zero(gate)) {
-                memset(job->o + mha__at(&job->o_stride, job->cu_q, b, g * group + h, i), 0,
+                memset(job->o + mha__at(&job->o_stride, job->cu_q, b, h, i), 0,
                        (size_t)job->d_v * sizeof(float));
                 continue;
             }
-            if (n == u->height) n = 0, tile += u->qtile, o += u->otile;
-            if (i + 8 < i0 + u->queries) MHA__PREFETCH(src + 8 * job->q_stride.seq);
-            mha__tile_row(job->kern, tile, (int)n, job->d_k, src, job->scale * u->unit);
-            mha__row_make(&job->mask, &view, &u->row[r], g * group + h, i);
+            mha__row_make(&job->mask, &view, &u->row[r], h, i);
             u->row[r].gate = gate;
             u->row[r].seen = 0;
             u->row[r].started = careful > 0 || start;
-            if (careful < 2) u->row[r].done = 0;
+            if (!careful) u->row[r].done = 0;
             u->top[r] = -FLT_MAX;
-            u->sum[r] = 0.0f;
-            if (start) mha__row_start(u, r, src, o + n * MHA__NR);
-            n++;
-            r++;
+            u->sum[r++] = 0.0f;
         }
-    }
     u->rows = r;
+    for (i = 0; i < MHA__MR_MAX; i++) mul[i] = job->scale * u->unit;
+    for (r = i = 0, tile = u->q, o = u->o; r < u->rows; r += n, i += n) {
+        const mha__row *row = u->row + r;
+        const float *src = job->q + mha__at(&job->q_stride, job->cu_q, b, row->head, row->query);
+        if (i == u->height) i = 0, tile += u->qtile, o += u->otile;
+        n = mha__in_order(row, mha__min(u->height - i, u->rows - r));
+        mha__tile_rows(job->kern, tile + i * MHA__NR, n, job->d_k, src, job->q_stride.seq, mul);
+        for (h = 0; h < n && start; h++)
+            mha__row_start(u, r + h, src + h * job->q_stride.seq, o + (i + h) * MHA__NR);
+    }
 }
 
 /* While rows r .. r+m-1 are worked on, asks for the same rows of q and o of the kv head that is next,
@@ -3927,63 +3948,73 @@ static int mha__row_good(const mha__unit *u, ptrdiff_t r)
     return !u->row[r].seen || (mha__is_finite(u->sum[r]) && u->sum[r] > 0.0f);
 }
 
-/* Whether the results of the first way stand. */
-static int mha__unit_good(const mha__unit *u)
+/* Whether the results of a tile, rows r .. r+m-1, stand as they came the first way. */
+static int mha__tile_good(const mha__unit *u, ptrdiff_t r, ptrdiff_t m, const float *o)
 {
     const mha__kernels *kern = u->job->kern;
-    ptrdiff_t mr = kern->mr, full = u->job->d_v / MHA__NR, rest = u->job->d_v % MHA__NR, r, m, i, c;
-    const float *o = u->o;
-    for (r = 0; r < u->rows; r += m, o += u->otile) {
-        m = mha__min(u->height, u->rows - r);
-        for (i = 0; i < m; i++)
-            if (!mha__row_good(u, r + i)) return 0;
-        if (!u->row[r].started) continue;
-        if (m == mr && !kern->finite(full * mr * MHA__NR, o)) return 0;
-        for (c = 0; c < full && m < mr; c++)
-            if (!kern->finite(m * MHA__NR, o + c * mr * MHA__NR)) return 0;
-        for (i = 0; i < m && rest; i++)
-            for (c = 0; c < rest; c++)
-                if (!mha__is_finite(o[(full * mr + i) * MHA__NR + c])) return 0;
-    }
+    ptrdiff_t mr = kern->mr, full = u->job->d_v / MHA__NR, rest = u->job->d_v % MHA__NR, i, c;
+    for (i = 0; i < m; i++)
+        if (!mha__row_good(u, r + i)) return 0;
+    if (!u->row[r].started) return 1;
+    if (m == mr && !kern->finite(full * mr * MHA__NR, o)) return 0;
+    for (c = 0; c < full && m < mr; c++)
+        if (!kern->finite(m * MHA__NR, o + c * mr * MHA__NR)) return 0;
+    for (i = 0; i < m && rest; i++)
+        for (c = 0; c < rest; c++)
+            if (!mha__is_finite(o[(full * mr + i) * MHA__NR + c])) return 0;
     return 1;
 }
 
-/* Writes the results of the rows that have none yet. Returns 0 if a row has to be done again. */
-MHA__APART int mha__unit_end(mha__unit *u)
+/* Writes the results of n rows from r on, which lie one after the other, from a tile at o. */
+static void mha__rows_end(const mha__unit *u, ptrdiff_t r, ptrdiff_t n, const float *o)
 {
     const mha__attend_job *job = u->job;
-    ptrdiff_t mr = job->kern->mr, r, n, c;
+    ptrdiff_t mr = job->kern->mr, full = job->d_v / MHA__NR, i, c;
+    ptrdiff_t h = u->row[r].head, at = mha__row_index(job, u->b, h, u->row[r].query);
+    float *to = job->o + mha__at(&job->o_stride, job->cu_q, u->b, h, u->row[r].query);
+    float inv[MHA__MR_MAX], mul[MHA__MR_MAX];
+    for (i = 0; i < n; i++) {
+        inv[i] = u->row[r + i].seen ? 1.0f / u->sum[r + i] : 0.0f;
+        mul[i] = inv[i] * u->row[r + i].gate;
+    }
+    job->kern->copy((int)n, (int)full, o, MHA__NR, mr * MHA__NR, to, job->o_stride.seq, MHA__NR,
+                    mul, NULL);
+    for (i = 0; i < n; i++, at++, to += job->o_stride.seq) {
+        mha__row *row = &u->row[r + i];
+        for (c = full * MHA__NR; c < job->d_v; c++)
+            to[c] = o[(full * mr + i) * MHA__NR + c % MHA__NR] * mul[i] + 0.0f;
+        if (!row->seen || mha__is_zero(row->gate)) memset(to, 0, (size_t)job->d_v * sizeof(float));
+        row->done = 1;
+        if (job->top) {
+            job->top[at] = row->seen ? u->top[r + i] * (MHA__CAREFUL / u->unit) : 0.0f;
+            job->inv[at] = inv[i];
+        }
+        if (job->lse) {
+            double top = (double)u->top[r + i] / (double)u->unit;
+            job->lse[at] = row->seen ? (float)(top * MHA__LN2 + log((double)u->sum[r + i]))
+                                     : mha__float(MHA__NINF);
+        }
+    }
+}
+
+/* Writes the results of the rows that have none yet, but for those that have to be done again:
+   returns 0 if there are any. */
+MHA__APART int mha__unit_end(const mha__unit *u)
+{
+    ptrdiff_t r, m, i, n;
     const float *o = u->o;
     int all = 1;
-    for (r = n = 0; r < u->rows; r++, n++) {
-        ptrdiff_t h = u->row[r].head, i = u->row[r].query, at = mha__row_index(job, u->b, h, i);
-        float *to = job->o + mha__at(&job->o_stride, job->cu_q, u->b, h, i);
-        float inv = u->row[r].seen ? 1.0f / u->sum[r] : 0.0f, mul = inv * u->row[r].gate;
-        const float *from;
-        if (n == u->height) n = 0, o += u->otile;
-        if (u->row[r].done) continue;
-        if (u->careful == 1 && !mha__row_good(u, r)) { /* 0: mha__unit_good has seen to it */
+    for (r = 0; r < u->rows; r += m, o += u->otile) {
+        m = mha__min(u->height, u->rows - r);
+        if (!u->careful && !mha__tile_good(u, r, m, o)) {
             all = 0;
             continue;
         }
-        u->row[r].done = 1;
-        from = o + n * MHA__NR;
-        if (u->row[r].seen && !mha__is_zero(u->row[r].gate)) {
-            job->kern->copy((int)(job->d_v / MHA__NR), from, mr * MHA__NR, to, MHA__NR, mul, NULL);
-            from += job->d_v / MHA__NR * mr * MHA__NR;
-            for (c = job->d_v / MHA__NR * MHA__NR; c < job->d_v; c++)
-                to[c] = from[c % MHA__NR] * mul + 0.0f;
-        } else {
-            memset(to, 0, (size_t)job->d_v * sizeof(float));
-        }
-        if (job->top) {
-            job->top[at] = u->row[r].seen ? u->top[r] * (MHA__CAREFUL / u->unit) : 0.0f;
-            job->inv[at] = inv;
-        }
-        if (job->lse) {
-            double top = (double)u->top[r] / (double)u->unit;
-            job->lse[at] = u->row[r].seen ? (float)(top * MHA__LN2 + log((double)u->sum[r]))
-                                          : mha__float(MHA__NINF);
+        for (i = 0; i < m; i += n) {
+            n = u->careful ? 1 : mha__in_order(u->row + r + i, m - i);
+            if (u->row[r + i].done) continue;
+            if (u->careful == 1 && !mha__row_good(u, r + i)) all = 0;
+            else mha__rows_end(u, r + i, n, o + i * MHA__NR);
         }
     }
     return all;
@@ -4092,16 +4123,16 @@ MHA__APART void mha__block_values(const mha__attend_job *job, const mha__place *
 }
 
 /* Queries i0 .. of kv head g of sequence b. k, v: that head, packed; or, with lazy, room for one
-   block, which is packed or widened here as it is needed. */
+   block, which is packed or widened here as it is needed. careful: 0, or 1 where that was done. */
 static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t i0,
-                              const mha__place *k, const mha__place *v, int lazy, float *scratch)
+                              const mha__place *k, const mha__place *v, int lazy, float *scratch,
+                              int careful)
 {
     ptrdiff_t end = mha__min(i0 + job->queries, mha__length(job->cu_q, job->seq, b)), lo, hi, j0;
     mha__unit u;
-    int careful;
     if (i0 >= end) return;
     mha__range(job, b, i0, end, &lo, &hi);
-    for (careful = 0; careful < 3; careful++) {
+    for (; careful < 3; careful++) {
         mha__unit_begin(&u, job, b, g, i0, scratch, careful);
         for (j0 = lo / MHA__KEYS * MHA__KEYS; j0 < hi && u.rows; j0 += MHA__KEYS) {
             mha__block block;
@@ -4110,7 +4141,7 @@ static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t
             mha__block_values(job, v, 0, mha__panels_v(job), &block);
             mha__unit_block(&u, &block);
         }
-        if ((careful || mha__unit_good(&u)) && mha__unit_end(&u)) break;
+        if (mha__unit_end(&u)) break;
     }
 }
 
@@ -4147,7 +4178,7 @@ static void mha__attend_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t b = unit / job->tiles / job->kv_heads, g = unit / job->tiles % job->kv_heads;
     mha__place k, v;
     int lazy = mha__kv_of(job, b, g, scratch, &k, &v);
-    mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, lazy, scratch);
+    mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, lazy, scratch, 0);
 }
 
 /* The same where a lane packs k and v for itself, all of them. A unit: all queries of one kv head. */
@@ -4165,7 +4196,7 @@ static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scrat
             mha__pack_v(job, b, g, lo / MHA__NR * MHA__NR, hi, 0, mha__panels_v(job), &v, 0);
     }
     for (tile = 0; tile < job->tiles; tile++)
-        mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, 0, scratch);
+        mha__attend_tiles(job, b, g, tile * job->queries, &k, &v, 0, scratch, 0);
 }
 
 /* ---- a unit that all lanes work on ----
@@ -4323,13 +4354,10 @@ static void mha__shared_end_unit(const void *arg, ptrdiff_t unit, float *scratch
     mha__unit *u = mha__shared_unit(job, unit);
     mha__place k, v;
     int lazy;
+    if (mha__unit_end(u)) return;
     scratch = (float *)(void *)u; /* its own: that of this lane may hold another unit */
-    if (mha__unit_good(u)) {
-        mha__unit_end(u);
-        return;
-    }
     lazy = mha__kv_of(job, u->b, u->g, scratch, &k, &v);
-    mha__attend_tiles(job, u->b, u->g, 0, &k, &v, lazy, scratch);
+    mha__attend_tiles(job, u->b, u->g, 0, &k, &v, lazy, scratch, 1);
 }
 
 /* Units from job->first on. */
@@ -4373,7 +4401,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t end = mha__min(i0 + mr, mha__length(job->cu_q, job->seq, b)), lo, hi;
     int m = (int)(end - i0), i, n, from = 0;
     float *s = scratch, *q = s + MHA__KEYS * mr;
-    float mean = 1.0f / (float)job->heads;
+    float mean = 1.0f / (float)job->heads, mul[MHA__MR_MAX];
     mha__row row[MHA__MR_MAX];
     mha__place k, v;
     mha__view view = mha__view_make(job, b);
@@ -4383,10 +4411,10 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
         ptrdiff_t at = mha__row_index(job, b, h, i0);
         for (i = 0; i < m; i++) {
             mha__row_make(&job->mask, &view, &row[i], h, i0 + i);
-            mha__tile_row(kern, q, i, job->d_k,
-                          job->q + mha__at(&job->q_stride, job->cu_q, b, h, i0 + i),
-                          job->scale * MHA__CAREFUL);
+            mul[i] = job->scale * MHA__CAREFUL;
         }
+        mha__tile_rows(kern, q, m, job->d_k, job->q + mha__at(&job->q_stride, job->cu_q, b, h, i0),
+                       job->q_stride.seq, mul);
         for (j0 = 0; j0 < job->keys; j0 += MHA__KEYS) {
             ptrdiff_t width = mha__min(MHA__KEYS, job->keys - j0);
             n = 0;

@@ -526,33 +526,48 @@ TEST transpose_contract(mha_isa isa)
     PASS();
 }
 
+/* Rows and blocks that touch, or with gaps between them, which stay as they are. */
 TEST copy_contract(mha_isa isa)
 {
-    enum { N = 7, STEP = 41 };
+    enum { M = 5, NP = 3, STEP = 41, SIZE = M * NP * STEP };
     const mha__kernels *kern = mha__kernels_for(isa);
     rng r = rng_make(test_seed + 450);
-    for (int n = 0; n <= N; n++)
-        for (int way = 0; way < 8; way++) {
-            const int from_step = way & 1 ? STEP : MHA__NR, to_step = way & 2 ? STEP : MHA__NR;
-            float from[N * STEP], bias[N * MHA__NR], to[N * STEP + 2];
-            const float mul = rng_normal(&r);
-            for (size_t i = 0; i < sizeof from / sizeof *from; i++) from[i] = f_bits(CANARY);
-            for (size_t i = 0; i < sizeof to / sizeof *to; i++) to[i] = f_bits(CANARY);
-            for (int i = 0; i < n; i++) rng_fill(&r, from + i * from_step, MHA__NR);
-            rng_fill(&r, bias, N * MHA__NR);
+    for (int m = 0; m <= M; m++)
+        for (int way = 0; way < 8 * (NP + 1); way++) {
+            const int np = way / 8, from_block = way & 1 ? STEP : MHA__NR;
+            const int to_block = way & 2 ? STEP : MHA__NR;
+            /* blocks of a row, or rows of a block, one after the other */
+            const int from_row = way & 2 ? NP * from_block : from_block;
+            const int to_row = way & 1 ? NP * to_block : to_block;
+            const int from_next = way & 2 ? from_block : M * from_block;
+            const int to_next = way & 1 ? to_block : M * to_block;
+            const float *add;
+            float from[SIZE], bias[NP * MHA__NR], to[SIZE + 2], mul[M];
+            for (int i = 0; i < SIZE; i++) from[i] = f_bits(CANARY);
+            for (int i = 0; i < SIZE + 2; i++) to[i] = f_bits(CANARY);
+            for (int i = 0; i < m; i++)
+                for (int p = 0; p < np; p++) {
+                    float *x = from + i * from_row + p * from_next;
+                    rng_fill(&r, x, MHA__NR);
 #ifndef TEST_FAST_MATH
-            for (int i = 0; i < n; i++) from[i * from_step + 3] = i % 2 ? 0.0f : -0.0f;
+                    x[3] = i % 2 ? 0.0f : -0.0f;
 #endif
-            kern->copy(n, from, from_step, to + 1, to_step, mul, way & 4 ? bias : NULL);
-            for (int i = 0; i < n; i++)
-                for (int c = 0; c < MHA__NR; c++) {
-                    const float x = from[i * from_step + c], b = bias[i * MHA__NR + c];
-                    volatile float want = way & 4 ? x + b : mul * x + 0.0f;
-                    float *got = to + 1 + i * to_step + c;
-                    ASSERT_EQ_FMT(bits_f(want), bits_f(*got), "%08x");
-                    *got = f_bits(CANARY);
                 }
-            for (size_t i = 0; i < sizeof to / sizeof *to; i++) ASSERT(bits_f(to[i]) == CANARY);
+            rng_fill(&r, bias, NP * MHA__NR);
+            add = way & 4 ? bias : NULL;
+            /* with a bias, products that are exact: they may be rounded or not */
+            for (int i = 0; i < M; i++) mul[i] = add ? (float)(1 << i) : rng_normal(&r);
+            kern->copy(m, np, from, from_row, from_next, to + 1, to_row, to_next, mul, add);
+            for (int i = 0; i < m; i++)
+                for (int p = 0; p < np; p++)
+                    for (int c = 0; c < MHA__NR; c++) {
+                        volatile float x = mul[i] * from[i * from_row + p * from_next + c];
+                        volatile float want = x + (add ? add[p * MHA__NR + c] : 0.0f);
+                        float *got = to + 1 + i * to_row + p * to_next + c;
+                        ASSERT_EQ_FMT(bits_f(want), bits_f(*got), "%08x");
+                        *got = f_bits(CANARY);
+                    }
+            for (int i = 0; i < SIZE + 2; i++) ASSERT(bits_f(to[i]) == CANARY);
         }
     PASS();
 }
@@ -839,11 +854,12 @@ static void visit_run(const visit *v)
         v->kern->softmax(v->m, v->np, c, x, y, z);
     } else if (v->what == 2) {
         v->kern->weigh(v->m, v->np, c, x, y);
-    } else if (v->what == 4) { /* np blocks */
-        const ptrdiff_t step = v->strided ? NP_MAX + MHA__NR : MHA__NR;
-        const size_t n = (size_t)((v->np - 1) * step + MHA__NR), n_bias = (size_t)(v->np * MHA__NR);
-        v->kern->copy(v->np, fence_floats(v->f + 4, n, v->last), step,
-                      fence_floats(v->f, n, v->last), step, 1.0f,
+    } else if (v->what == 4) { /* m rows of np blocks */
+        const ptrdiff_t block = v->strided ? NP_MAX + MHA__NR : MHA__NR, row = v->np * block;
+        const size_t n = (size_t)((v->m - 1) * row + (v->np - 1) * block + MHA__NR);
+        const size_t n_bias = (size_t)(v->np * MHA__NR);
+        v->kern->copy(v->m, v->np, fence_floats(v->f + 4, n, v->last), row, block,
+                      fence_floats(v->f, n, v->last), row, block, x,
                       v->given ? fence_floats(v->f + 5, n_bias, v->last) : NULL);
     } else if (v->what == 5) { /* one row of np blocks */
         const size_t n_row = (size_t)((v->np - 1) * mr * MHA__NR + MHA__NR);
