@@ -275,9 +275,10 @@ enum {
     SINK = 16,    /* with a value */
     WEIGHTS = 32, /* attn, attn_mean */
     RAGGED = 64,  /* three sequences, one without queries */
-    BAD = 128,    /* scores beyond floats in the first head */
+    BAD = 128,    /* a score beyond floats in the first head */
     HIDDEN = 256, /* NaN in values that nobody sees */
-    LAST = 512    /* NaN in the last value, which with CAUSAL only the last query sees */
+    LAST = 512,   /* NaN in the last value, which with CAUSAL only the last query sees */
+    OVER = 1024   /* o over q, too: what is done again must find its query */
 };
 
 typedef struct few {
@@ -290,6 +291,8 @@ static const few fews[] = {
     { 1, 4, 1, 1, 1100, 64, 64, GATE | SINK },             /* a tile of heads */
     { 1, 4, 1, 1, 1100, 64, 64, HIDDEN | WINDOW },         /* the first keys are not seen */
     { 1, 4, 1, 2, 1100, 64, 64, CAUSAL | LAST },           /* rows that must stay finite */
+    { 1, 23, 1, 1, 1100, 64, 64, BAD | OVER },             /* one tile of several */
+    { 1, 13, 1, 2, 1100, 64, 64, CAUSAL | LAST | OVER },   /* every other row */
     { 1, 7, 1, 2, 1100, 64, 64, CAUSAL | MASKS },          /* more tiles than one */
     { 1, 3, 3, 1, 8200, 64, 64, WEIGHTS | BAD },           /* two and one left over */
     { 1, 5, 1, 1, 1500, 40, 50, 0 },                       /* packed: no multiples of 16 */
@@ -339,8 +342,10 @@ TEST few_same(mha_isa isa, const few *f)
     }
     if (f->with & MASKS) p.a.mask.allow = allow, p.a.mask.bias = bias;
     if (T > 1) memset(allow, 0, (size_t)S);
-    if (f->with & BAD)
-        for (int i = 0; i < f->dk; i++) p.q[i] *= 3e37f;
+    if (f->with & BAD) { /* 3e38 * 7 / sqrt(64) is a float, but not in units of log2 */
+        memset(p.q, 0, (size_t)f->dk * sizeof *p.q);
+        p.q[0] = 3e38f, p.k[5 * f->dk] = 7.0f;
+    }
     if (f->with & LAST) p.v[(size_t)(S - 1) * (size_t)f->dv + 1] = F_NAN;
     if (f->with & HIDDEN)
         for (int i = 0; i < f->dv; i++) p.v[i] = F_NAN;
@@ -352,6 +357,20 @@ TEST few_same(mha_isa isa, const few *f)
         ASSERT(result_same(&p, &want));
         ASSERT_EQm("n outside 1 .. threads", 0, c.wrong_n);
         if (f->B * f->G == 1 && f->H < 96) ASSERTm("threads were not used", c.calls >= 2);
+        if (f->with & OVER) {
+            const size_t n = (size_t)f->B * (size_t)f->H * (size_t)T * (size_t)f->dk;
+            mha_sdpa_args a = p.a;
+            float *o = test_floats(n, 0.0f);
+            memcpy(o, p.q, n * sizeof *o);
+            a.q = a.o = o;
+            ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+            ASSERTm("o over q", unchanged(o, p.o, n));
+            a.parallel.parallel_for = NULL, a.parallel.threads = 0;
+            memcpy(o, p.q, n * sizeof *o);
+            ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
+            ASSERTm("o over q, one thread", unchanged(o, p.o, n));
+            free(o);
+        }
     }
     result_free(&want);
     problem_free(&p);
