@@ -907,6 +907,8 @@ static ptrdiff_t mha__div_up(ptrdiff_t a, ptrdiff_t b)
 
 MHA__APART size_t mha__mul(size_t a, size_t b)
 {
+    /* two sizes below 2^31, of 64 bits: no division needed */
+    if ((a | b) < (size_t)1 << (4 * sizeof(size_t) - 1)) return a * b;
     return a != 0 && b > MHA__BIGGEST / a ? MHA__TOO_BIG : a * b;
 }
 
@@ -5143,19 +5145,17 @@ static mha_gate_stride mha__gate_resolve(mha_gate_stride s)
     return s;
 }
 
-static mha_mask mha__mask_resolve(const mha_mask *mask, ptrdiff_t keys)
+MHA__APART void mha__mask_stride_resolve(mha_mask_stride *s, ptrdiff_t keys)
 {
-    mha_mask m = *mask;
-    mha_mask_stride *s[2];
-    int i;
-    s[0] = &m.allow_stride;
-    s[1] = &m.bias_stride;
-    for (i = 0; i < 2; i++)
-        if (s[i]->batch == 0 && s[i]->head == 0 && s[i]->query == 0 && s[i]->key == 0) {
-            s[i]->query = keys;
-            s[i]->key = 1;
-        }
-    return m;
+    if (s->batch || s->head || s->query || s->key) return;
+    s->query = keys;
+    s->key = 1;
+}
+
+static void mha__mask_resolve(mha_mask *mask, ptrdiff_t keys)
+{
+    mha__mask_stride_resolve(&mask->allow_stride, keys);
+    mha__mask_stride_resolve(&mask->bias_stride, keys);
 }
 
 /* Where everything of one call lies in its workspace. */
@@ -5344,7 +5344,7 @@ static mha_status mha__sdpa_resolve(mha__why *why, const mha_sdpa_args *args, mh
     r->v_stride = mha__stride_or(r->v_stride, r->kv_heads, d->kt, r->d_v);
     r->o_stride = mha__stride_or(r->o_stride, r->heads, d->qt, r->d_v);
     r->gate_stride = mha__gate_resolve(r->gate_stride);
-    r->mask = mha__mask_resolve(&r->mask, d->keys);
+    mha__mask_resolve(&r->mask, d->keys);
     if (need_data && r->o && r->o == r->q &&
         (r->d_v > r->d_k || r->o_stride.batch != r->q_stride.batch ||
          r->o_stride.head != r->q_stride.head || r->o_stride.seq != r->q_stride.seq))
@@ -6181,7 +6181,7 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
         (st = mha__check_common(why, &r->mask, r->gate, r->attn, r->attn_mean, r->lse, &r->parallel,
                                 r->batch, c->n_heads, d, need)))
         return st;
-    r->mask = mha__mask_resolve(&r->mask, d->keys);
+    mha__mask_resolve(&r->mask, d->keys);
     r->gate_stride = mha__gate_resolve(r->gate_stride);
 
     if (!(need & MHA__X) &&
