@@ -1212,12 +1212,13 @@ typedef struct mha__kernels {
        AVX2, whose additions wait for each other where rows are few: 13 rows would be 10 % slower. */
     int even;
 
-    /* Not 0: gemm takes one panel or two at a time. Where weights come from memory, it is given so
-       many terms of each of four in turn, a multiple of 16: then they are four streams, of which the
-       CPU fetches what follows while it works on another. With AVX2 on Zen 4, 2, 4 and 6 rows of x are
-       1.1, 1.3 and 1.2 times as fast at D = 768, 1.1, 1.6 and 1.5 times at 1024, at 2048 1.4, 1.8 and
-       1.6 times, 16 rows 1.2 times; with 32 terms 0 to 15 % less, and from L3 it costs 5 to 9 %. (One
-       row takes four panels at a time anyway.) */
+    /* Not 0: gemm and narrow take one panel or two at a time. Where weights come from memory, they
+       are given so many terms of each of four in turn, a multiple of 16: then these are four streams,
+       of which the CPU fetches what follows while it works on another. With AVX2 on Zen 4, 2, 4 and 6
+       rows of x are 1.1, 1.3 and 1.2 times as fast at D = 768, 1.1, 1.6 and 1.5 times at 1024, at
+       2048 1.4, 1.8 and 1.6 times, 16 rows 1.2 times; BF16 at 2048 1.2, 1.8, 1.5 times. With 32
+       terms it is 0 to 15 % less, and from L3 it costs 5 to 9 %. (One row takes four panels at a time
+       anyway.) */
     int terms;
 } mha__kernels;
 
@@ -2910,7 +2911,9 @@ static ptrdiff_t mha__at(const mha_stride *s, const int *cu, ptrdiff_t b, ptrdif
 #define MHA__M_BLOCK 192
 
 /* Bytes of weights that are taken to be in L2, if they were used a short while ago. */
+#ifndef MHA__NEAR /* 0 in some of the tests */
 #define MHA__NEAR ((ptrdiff_t)1 << 20)
+#endif
 
 typedef struct mha__project_job {
     const mha__kernels *kern;
@@ -3015,9 +3018,11 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t ctile = MHA__N_BLOCK * kern->mr * MHA__NR;
     float *wide = c + tiles * ctile;
     ptrdiff_t i, p, k0, stored, base = 0, block = MHA__K_BLOCK;
-    int which, np, kn, m, k, step, compact = job->mat[0]->type != MHA_F32;
+    mha_type type = job->mat[0]->type;
+    int which, np, kn, m, k, step, compact = type != MHA_F32;
     int narrow = compact && tiles <= kern->narrow_tiles && job->k < INT_MAX / 64;
-    int far = kern->terms && !compact && job->panels * job->k > MHA__NEAR / (MHA__NR * 4);
+    int turns = kern->terms && compact == narrow && type != MHA_INT8 && /* it has four in a line */
+                job->panels * job->k > MHA__NEAR / MHA__NR / (ptrdiff_t)mha__type_size(type);
     if (narrow) block = job->k;
     else if (compact && tiles <= 2) block = MHA__K_BLOCK_SMALL;
 
@@ -3054,14 +3059,17 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                         mha__project_ahead(w + np * job->k * MHA__NR, job->k * MHA__NR,
                                            (int)mha__min(MHA__N_BLOCK, end - p - np),
                                            mha__min(MHA__K_BLOCK, job->k), i, tiles);
-                    step = far && i == 0 && m > 1 ? kern->terms : kn;
-                    if (narrow)
-                        kern->narrow(m, np, kn, a + i * tile, mat->type, from, row, panel, 0,
-                                     c + i * ctile, NULL);
-                    for (k = 0; k < kn && !narrow; k += step)
-                        kern->gemm(m, np, (int)mha__min(step, kn - k),
-                                   a + i * tile + (k0 + k) * kern->mr, wk + k * row, row, panel,
-                                   c + i * ctile, k0 + k ? mha__ones : NULL);
+                    step = turns && m > 1 && (i == 0 || narrow) ? kern->terms : kn;
+                    for (k = 0; k < kn; k += step) {
+                        const float *x = a + i * tile + (k0 + k) * kern->mr;
+                        const float *begun = k0 + k ? mha__ones : NULL;
+                        int n = (int)mha__min(step, kn - k);
+                        if (narrow)
+                            kern->narrow(m, np, n, x, mat->type, from + k * row * size, row, panel,
+                                         0, c + i * ctile, begun);
+                        else
+                            kern->gemm(m, np, n, x, wk + k * row, row, panel, c + i * ctile, begun);
+                    }
                     if (left == kn && mat->scale)
                         kern->times(m, np, c + i * ctile, mat->scale + p * MHA__NR);
                     if (left == kn)

@@ -14,7 +14,8 @@ export UBSAN_OPTIONS=print_stacktrace=1
 names="asan-ubsan-clang asan-ubsan-gcc msan tsan valgrind fast-math-gcc
     fast-math-clang gnu11-gcc gnu11-clang O0-gcc O0-clang no-simd-clang"
 asan="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
-share="-DMHA__SHARED_LEAST=1" # threads share what is left over, however little it is
+# threads share what is left over, and few rows take the terms of panels in turn, however little it is
+share="-DMHA__SHARED_LEAST=1 -DMHA__NEAR=0"
 
 # try CC CASES FLAGS [SUITE...]: all suites, or those.
 try() {

@@ -468,6 +468,37 @@ TEST batch_independence(mha_isa isa)
     PASS();
 }
 
+/* A token alone is that token among others where weights are more than L2 is taken to hold, and few
+   rows take the terms of several panels in turn. D is no multiple of 16, nor of the terms. */
+TEST large_weights(mha_isa isa)
+{
+    enum { D = 439, H = 3, DK = 150, M = 13 };
+    for (int type = MHA_F32; type <= MHA_INT8; type++) {
+        net n = net_weights(isa, D, H, H, DK, DK, 0, 0, 94);
+        rng r = rng_make(95);
+        float *x = rng_floats(&r, M * D), *y = test_floats(M * D, 0), *all = test_floats(M * D, 0);
+        mha_args a;
+        n.cfg.weight_type = (mha_type)type;
+        ASSERT_STATUS(MHA_OK, net_create(&n));
+        memset(&a, 0, sizeof a);
+        a.seq = 1;
+        for (int m = 0; m <= M; m += m < 8 ? 1 : M - 8) { /* 0: each alone */
+            a.batch = m ? m : 1;
+            for (int i = 0; i < (m ? 1 : M); i++) {
+                a.x = x + i * D;
+                a.y = (m ? y : all) + i * D;
+                ASSERT_STATUS(MHA_OK, mha_forward(n.layer, &a));
+            }
+            if (m) ASSERT(same_result(y, all, (size_t)m * D));
+        }
+        free(x);
+        free(y);
+        free(all);
+        net_free(&n);
+    }
+    PASS();
+}
+
 typedef struct tasks {
     rng r;
     int most, bad;
@@ -818,6 +849,7 @@ SUITE(props_suite)
     RUN_ON_EACH_ISA(empty_masks);
     RUN_ON_EACH_ISA(batch_independence);
     RUN_ON_EACH_ISA(large_batch);
+    RUN_ON_EACH_ISA(large_weights);
     RUN_ON_EACH_ISA(tasks_in_any_order);
     RUN_ON_EACH_ISA(requests);
     RUN_ON_EACH_ISA(in_place);
