@@ -72,6 +72,9 @@ static const row rows[] = {
     { "decode-gqa4096-int8", 1, 1, 1024, 4096, 32, 8, 1, 0, MHA_INT8 },
     /* Gemma 2B: one kv head, which threads share */
     { "decode-mqa2048", 1, 1, 8192, 2048, 8, 1, 1, 0, MHA_F32 },
+    /* four sequences at once: more rows than one, too few for a whole tile */
+    { "decode-4x2048", 4, 1, 256, 2048, 32, 8, 1, 0, MHA_F32 },
+    { "decode-4x2048-bf16", 4, 1, 256, 2048, 32, 8, 1, 0, MHA_BF16 },
     { "overhead", 1, 1, 0, 16, 1, 1, 0, 1,
       MHA_F32 }, /* next to no arithmetic: what a call costs anyway */
 };
