@@ -1121,8 +1121,8 @@ static signed char mha__to_int8(float x, float scale)
    The contract that keeps results the same however the work is cut (threads, batch, chunks):
    every element of a product starts at zero or at what is there, and adds a[k]*b[k] for k = 0,
    1, 2, ... in that order, each step rounded the same way. Cutting k in two, doing one row or
-   six, or adding terms where a is 0, then changes no bit but the sign of a zero, and what attention
-   gives has no negative one: see copy.
+   six, or adding terms where a is 0, then changes no bit but the sign of a zero, which does not
+   reach what attention gives: see copy.
 
    mr is the tile height of an instruction set, from its register file. 16 columns a panel
    everywhere, so that packed weights and keys look the same on all of them. */
@@ -1178,7 +1178,8 @@ typedef struct mha__kernels {
     void (*weigh)(int m, int np, float *s, const float *top, const float *inv);
 
     /* m rows of np blocks of 16 floats, rows and blocks that far apart: to = mul * from + bias, with
-       a factor per row, and a bias [16*np], or null: 0, which makes a zero positive. */
+       a factor per row, and a bias [16*np], or null: 0, which makes zeros positive. (Not what is
+       rounded to zero only here.) */
     void (*copy)(int m, int np, const float *from, ptrdiff_t from_row, ptrdiff_t from_block,
                  float *to, ptrdiff_t to_row, ptrdiff_t to_block, const float *mul,
                  const float *bias);
@@ -1213,12 +1214,13 @@ typedef struct mha__kernels {
     int even;
 
     /* Not 0: gemm and narrow take one panel or two at a time. Where weights come from memory, they
-       are given so many terms of each of four in turn, a multiple of 16: then these are four streams,
-       of which the CPU fetches what follows while it works on another. With AVX2 on Zen 4, 2, 4 and 6
+       are given so many terms of each of four in turn, a multiple of 16. Panels of floats are then
+       four streams, of which the CPU fetches what follows while it works on another; those of halves,
+       of which two share a line, come from memory once for all rows. With AVX2 on Zen 4, 2, 4 and 6
        rows of x are 1.1, 1.3 and 1.2 times as fast at D = 768, 1.1, 1.6 and 1.5 times at 1024, at
        2048 1.4, 1.8 and 1.6 times, 16 rows 1.2 times; BF16 at 2048 1.2, 1.8, 1.5 times. With 32
-       terms it is 0 to 15 % less, and from L3 it costs 5 to 9 %. (One row takes four panels at a time
-       anyway.) */
+       terms it is 0 to 15 % less. Weights that are in L3 pay 5 to 9 %. (One row takes four panels at
+       a time anyway.) */
     int terms;
 } mha__kernels;
 
@@ -1749,11 +1751,11 @@ static MHA__AVX2 void mha__copy_avx2(int m, int np, const float *from, ptrdiff_t
     const float *add = bias ? bias : mha__zeros;
     const ptrdiff_t add_block = bias ? MHA__NR : 0;
     int i, p;
-    for (i = 0; i < m; i++, from += from_row, to += to_row) {
+    for (i = 0; i < m; i++) {
         __m256 f = _mm256_broadcast_ss(mul + i);
         for (p = 0; p < np; p++) {
-            const float *x = from + p * from_block, *b = add + p * add_block;
-            float *y = to + p * to_block;
+            const float *x = from + i * from_row + p * from_block, *b = add + p * add_block;
+            float *y = to + i * to_row + p * to_block;
             _mm256_storeu_ps(y, _mm256_fmadd_ps(_mm256_loadu_ps(x), f, _mm256_loadu_ps(b)));
             _mm256_storeu_ps(y + 8,
                              _mm256_fmadd_ps(_mm256_loadu_ps(x + 8), f, _mm256_loadu_ps(b + 8)));
@@ -2731,8 +2733,8 @@ static void mha__tile_rows(const mha__kernels *kern, float *to, ptrdiff_t m, ptr
     kern->copy((int)m, (int)full, src, row, MHA__NR, to, MHA__NR, kern->mr * MHA__NR, mul, NULL);
     to += full * kern->mr * MHA__NR;
     src += full * MHA__NR;
-    for (i = 0; i < m && k % MHA__NR; i++, src += row, to += MHA__NR)
-        for (j = 0; j < k % MHA__NR; j++) to[j] = src[j] * mul[i];
+    for (i = 0; i < m; i++)
+        for (j = 0; j < k % MHA__NR; j++) to[i * MHA__NR + j] = src[i * row + j] * mul[i];
 }
 
 /* floats of a tile with n columns */
@@ -3021,7 +3023,8 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     mha_type type = job->mat[0]->type;
     int which, np, kn, m, k, step, compact = type != MHA_F32;
     int narrow = compact && tiles <= kern->narrow_tiles && job->k < INT_MAX / 64;
-    int turns = kern->terms && compact == narrow && type != MHA_INT8 && /* it has four in a line */
+    int turns = kern->terms && (!compact || narrow) &&
+                type != MHA_INT8 && /* of which four panels share a line */
                 job->panels * job->k > MHA__NEAR / MHA__NR / (ptrdiff_t)mha__type_size(type);
     if (narrow) block = job->k;
     else if (compact && tiles <= 2) block = MHA__K_BLOCK_SMALL;
@@ -3059,6 +3062,7 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                         mha__project_ahead(w + np * job->k * MHA__NR, job->k * MHA__NR,
                                            (int)mha__min(MHA__N_BLOCK, end - p - np),
                                            mha__min(MHA__K_BLOCK, job->k), i, tiles);
+                    /* floats are in L2 after the first tile; rows of halves are taken in groups */
                     step = turns && m > 1 && (i == 0 || narrow) ? kern->terms : kn;
                     for (k = 0; k < kn; k += step) {
                         const float *x = a + i * tile + (k0 + k) * kern->mr;
@@ -4007,11 +4011,13 @@ static void mha__rows_end(const mha__unit *u, ptrdiff_t r, ptrdiff_t n, const fl
     }
     job->kern->copy((int)n, (int)full, o, MHA__NR, mr * MHA__NR, to, job->o_stride.seq, MHA__NR,
                     mul, NULL);
-    for (i = 0; i < n; i++, at++, to += job->o_stride.seq) {
+    for (i = 0; i < n; i++, at++) {
         mha__row *row = &u->row[r + i];
+        float *end = to + i * job->o_stride.seq;
         for (c = full * MHA__NR; c < job->d_v; c++)
-            to[c] = o[(full * mr + i) * MHA__NR + c % MHA__NR] * mul[i] + 0.0f;
-        if (!row->seen || mha__is_zero(row->gate)) memset(to, 0, (size_t)job->d_v * sizeof(float));
+            end[c] = o[(full * mr + i) * MHA__NR + c % MHA__NR] * mul[i] + 0.0f;
+        /* whatever it was that was multiplied by 0 */
+        if (!row->seen || mha__is_zero(row->gate)) memset(end, 0, (size_t)job->d_v * sizeof(float));
         row->done = 1;
         if (job->top) {
             job->top[at] = row->seen ? u->top[r + i] * (MHA__CAREFUL / u->unit) : 0.0f;
@@ -4151,7 +4157,8 @@ MHA__APART void mha__block_values(const mha__attend_job *job, const mha__place *
 }
 
 /* Queries i0 .. of kv head g of sequence b. k, v: that head, packed; or, with lazy, room for one
-   block, which is packed or widened here as it is needed. careful: 0, or 1 where that was done. */
+   block, which is packed or widened here as it is needed. careful: where to begin, 1 if
+   the first way was taken already. */
 static void mha__attend_tiles(const mha__attend_job *job, ptrdiff_t b, ptrdiff_t g, ptrdiff_t i0,
                               const mha__place *k, const mha__place *v, int lazy, float *scratch,
                               int careful)
@@ -4375,7 +4382,7 @@ static void mha__shared_values_unit(const void *arg, ptrdiff_t unit, float *scra
     }
 }
 
-/* Writes the results; or, if they do not stand, one lane does it all again, the careful way. */
+/* Writes the results; of tiles that do not stand, one lane makes them again, the careful way. */
 static void mha__shared_end_unit(const void *arg, ptrdiff_t unit, float *scratch)
 {
     const mha__attend_job *job = (const mha__attend_job *)arg;

@@ -48,6 +48,12 @@ EQUIVALENT = [
     (r"mha__cache_part\(to, part\) == 0\) continue;", "== 1", "nothing is copied then anyway"),
     (r"for \(i = 0; i < tiles; i\+\+\)", "i (< rows|<= tiles)", "past the last tile no row is left to pack"),
     (r"^mha__project_unit: int narrow = ", "<= INT_MAX", "of 33,554,431 inputs, which are in no test"),
+    (r"^mha__project_unit: .*MHA__NEAR", ">= MHA__NEAR", "two ways to the same bits"),
+    (r"^mha__project_unit: const float \*begun = ", "k0 - k", "k is less than k0, if that is not 0"),
+    (r"^mha__project_unit: const float \*w = ", r"compact \? 1", "it is not read then"),
+    (r"^mha__store: for \(n = 1; i \+ n < m && row", r"i \+ m < m", "two ways to the same bits"),
+    (r"^mha__tile_good: for \(c = 0; c < rest", "c <= rest", "what fills a panel up is 0, or as bad as "
+     "the rest"),
     (r"bits\[j\] = 0;", r"bits\[j\] = 1;", "1 is as finite as 0"),
     (r"n = mha__floats\(c->rope.width", "", "less than the scratch that attention has anyway"),
     ("^mha__cpu_has:", "", "this CPU has all that is asked for"),

@@ -1321,6 +1321,29 @@ TEST strides_below_zero(mha_isa isa)
     PASS();
 }
 
+/* A stride along an axis of one element may be anything: nothing is added to a pointer for it, which
+   the sanitizers would see. */
+TEST strides_of_one(mha_isa isa)
+{
+    enum { H = 3, S = 21 };
+    static const ptrdiff_t far_away[] = { PTRDIFF_MAX / 5, -PTRDIFF_MAX / 5 };
+    for (int n = 0; n < 4; n++) {
+        const int d = n < 2 ? 40 : 16;
+        problem p = problem_make(isa, 1, H, 1, 1, S, d, d, test_seed);
+        result want;
+        ASSERT_STATUS(MHA_OK, problem_run(&p));
+        want = result_of(&p);
+        p.a.q_stride.head = p.a.o_stride.head = d;
+        p.a.q_stride.seq = p.a.q_stride.batch = far_away[n % 2];
+        p.a.o_stride.seq = p.a.o_stride.batch = far_away[1 - n % 2];
+        ASSERT_STATUS(MHA_OK, problem_run(&p));
+        ASSERT(result_same(&p, &want));
+        result_free(&want);
+        problem_free(&p);
+    }
+    PASS();
+}
+
 /* A row of NaN has weights of NaN where it sees a key and 0 where it does not, also where what it
    sees begins past the first 16 keys of a block. */
 TEST nan_weights_late(mha_isa isa)
@@ -1369,6 +1392,7 @@ TEST bias_beyond_float(mha_isa isa)
 SUITE(edges_suite)
 {
     RUN_ON_EACH_ISA(strides_below_zero);
+    RUN_ON_EACH_ISA(strides_of_one);
     RUN_ON_EACH_ISA(bias_beyond_float);
     RUN_ON_EACH_ISA(dead_by_allow);
     RUN_ON_EACH_ISA(dead_by_key_len);

@@ -292,6 +292,7 @@ static const few fews[] = {
     { 1, 4, 1, 1, 1100, 64, 64, HIDDEN | WINDOW },         /* the first keys are not seen */
     { 1, 4, 1, 2, 1100, 64, 64, CAUSAL | LAST },           /* rows that must stay finite */
     { 1, 23, 1, 1, 1100, 64, 64, BAD | OVER },             /* one tile of several */
+    { 1, 1, 1, 21, 1100, 64, 64, BAD | OVER },             /* rows side by side */
     { 1, 13, 1, 2, 1100, 64, 64, CAUSAL | LAST | OVER },   /* every other row */
     { 1, 7, 1, 2, 1100, 64, 64, CAUSAL | MASKS },          /* more tiles than one */
     { 1, 3, 3, 1, 8200, 64, 64, WEIGHTS | BAD },           /* two and one left over */
