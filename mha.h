@@ -1753,9 +1753,10 @@ static MHA__AVX2 void mha__copy_avx2(int m, int np, const float *from, ptrdiff_t
     int i, p;
     for (i = 0; i < m; i++) {
         __m256 f = _mm256_broadcast_ss(mul + i);
+        if (i) from += from_row, to += to_row; /* of one row, that could be anything */
         for (p = 0; p < np; p++) {
-            const float *x = from + i * from_row + p * from_block, *b = add + p * add_block;
-            float *y = to + i * to_row + p * to_block;
+            const float *x = from + p * from_block, *b = add + p * add_block;
+            float *y = to + p * to_block;
             _mm256_storeu_ps(y, _mm256_fmadd_ps(_mm256_loadu_ps(x), f, _mm256_loadu_ps(b)));
             _mm256_storeu_ps(y + 8,
                              _mm256_fmadd_ps(_mm256_loadu_ps(x + 8), f, _mm256_loadu_ps(b + 8)));
@@ -2733,7 +2734,7 @@ static void mha__tile_rows(const mha__kernels *kern, float *to, ptrdiff_t m, ptr
     kern->copy((int)m, (int)full, src, row, MHA__NR, to, MHA__NR, kern->mr * MHA__NR, mul, NULL);
     to += full * kern->mr * MHA__NR;
     src += full * MHA__NR;
-    for (i = 0; i < m; i++)
+    for (i = 0; i < m && k % MHA__NR; i++)
         for (j = 0; j < k % MHA__NR; j++) to[i * MHA__NR + j] = src[i * row + j] * mul[i];
 }
 
