@@ -290,8 +290,8 @@ TEST dots_contract(mha_isa isa)
     for (int m = 1; m <= kern->mr; m++)
         for (int np = 1; np <= NP_MAX; np++)
             for (int k = MHA__NR; k < K_MAX; k += 2 * MHA__NR)
-                for (int way = 0; way < 2; way++) {
-                    const int b_row = way ? K_MAX + 9 : k;
+                for (int way = 0; way < 3; way++) { /* nothing next; apart; adjacent */
+                    const int b_row = way == 1 ? K_MAX + 9 : k;
                     product_make(&p, kern, m, np, k, 0, 0, &r);
                     for (int y = 0; y < np * MHA__NR; y++)
                         for (int x = 0; x < k; x++)
