@@ -3931,9 +3931,10 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
 
 /* While rows r .. r+m-1 are worked on, asks for the same rows of q and o of the kv head that is next,
    and for their share of its k and v. 256 heads of 64 queries, 17 MB, are 16 to 37 % faster on one
-   thread of Zen 4, 96 of 128, 13 MB, 8 to 22 %. Below MHA__CACHED bytes they stay in the caches, and
-   asking would cost 2 %. */
+   thread of Zen 4, 96 of 128, 13 MB, 8 to 22 %, 12 of 1024, 13 MB, 1 %. Below MHA__CACHED bytes they
+   stay in the caches, and asking would cost 2 %. More than MHA__FETCHED keys would not stay in L2. */
 #define MHA__CACHED ((size_t)6 << 20)
+#define MHA__FETCHED (4 * MHA__KEYS)
 
 MHA__INLINE void mha__fetch_head(const mha__unit *u, ptrdiff_t r, int m)
 {
@@ -3994,7 +3995,7 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
     for (r = 0; r < u->rows; r += m, q += u->qtile, o += u->otile) {
         mha__row *row = u->row + r;
         m = (int)mha__min(u->height, u->rows - r);
-        if (job->ahead) mha__fetch_head(u, r, m);
+        if (job->ahead && block->to == block->hi) mha__fetch_head(u, r, m);
         n = mha__scores(job, u->b, row, m, block, u->unit, q, u->s, &from);
         if (n == 0) continue;
         if (u->careful) {
@@ -4529,8 +4530,8 @@ static void mha__attend(mha__attend_job *job, const mha_parallel *par, char *scr
     if (job->batch == 0 || job->seq == 0) return;
     job->queries = mha__unit_queries(job->kern, job->heads / job->kv_heads, job->seq);
     job->tiles = mha__div_up(job->seq, job->queries);
-    if (bytes > MHA__CACHED && !job->past && !job->cu_q && !job->cu_k && job->seq <= MHA__KEYS &&
-        job->keys <= MHA__KEYS)
+    if (bytes > MHA__CACHED && !job->past && !job->cu_q && !job->cu_k && job->seq <= MHA__FETCHED &&
+        job->keys <= MHA__FETCHED)
         job->ahead = par->parallel_for && (job->local || job->tiles == 1) ? par->threads : 1;
     if (job->k_from && !job->local)
         mha__run(mha__pack_unit, job, heads * mha__div_up(job->keys, MHA__KEYS), par, scratch,
