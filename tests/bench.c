@@ -967,9 +967,10 @@ static void print_compact(void)
     int lines = 0;
     for (c = cells; c < cells + n_cells; c++)
         for (f32 = cells; f32 < c; f32++) {
-            if (c->r->type == MHA_F32 || f32->r->type != MHA_F32 || c->r->D != f32->r->D ||
-                f32->part != LAYER || c->state != COLD || f32->state != COLD ||
-                c->many != f32->many || c->isa != f32->isa)
+            if (c->r->type == MHA_F32 || f32->r->type != MHA_F32 || c->r->B != f32->r->B ||
+                c->r->D != f32->r->D || c->r->H != f32->r->H || f32->part != LAYER ||
+                c->state != COLD || f32->state != COLD || c->many != f32->many ||
+                c->isa != f32->isa)
                 continue;
             if (!lines++)
                 printf("\ncompact types, times as fast as floats\n%48s   best\n", "median");
