@@ -3711,11 +3711,11 @@ typedef struct mha__block {
 
 /* Keys that one tile alone uses come straight from memory, which is to be kept busy. Panels of floats
    need no help if they are read one after the other, not four at a time (10 % of the time of a
-   layer), nor do values: the CPU sees a stream, and fetches it ahead. Rows of keys are no stream, as
-   a line of each of 16 or 32 is read, then the next line: see mha__come. Of compact ones, what is
-   MHA__FAR bytes on is asked for, a few lines at a time (of many at once the CPU drops what it cannot
-   take): at 16384 keys of d = 128, F16 and BF16 are 1.2 to 1.9 times as fast, INT8 1.1 to 1.4. 8 KiB
-   are as good as 16. */
+   layer), nor do values in most cases: the CPU sees a stream, and fetches it ahead. Rows of keys are
+   none, as a line of each of 16 or 32 is read, then the next line: see mha__come. Of compact ones,
+   what is MHA__FAR bytes on is asked for, a few lines at a time (of many at once the CPU drops what it
+   cannot take): at 16384 keys of d = 128, F16 and BF16 are 1.2 to 1.9 times as fast, INT8 1.1 to 1.4.
+   8 KiB are as good as 16. */
 #define MHA__FAR 16384
 
 /* Asks for n rows of so many bytes ahead of their use: into L2, as what is asked for L1 holds up
