@@ -487,8 +487,9 @@ MHA_API mha_status mha_forward(const mha_layer *layer, const mha_args *args);
 /* Bytes of workspace this call needs. Depends on batch, seq, source_seq, parallel.threads, on what
    cu_seq and cu_source hold, on which of source, attn, attn_mean, cache and cache_only are set, on
    the cache's type and capacity and on the layer's isa; not on how much a cache holds, so that one
-   workspace serves every step of the same batch and seq. It never falls as batch, seq or source_seq grow (with cu_seq or cu_source:
-   as sequences do), so that of the longest call serves all, with the same threads. */
+   workspace serves every step of the same batch and seq. It never falls as batch, seq or source_seq
+   grow (with cu_seq or cu_source: as sequences do), so that of the longest call serves all, with the
+   same threads. */
 MHA_API mha_status mha_workspace_size(const mha_layer *layer, const mha_args *args, size_t *bytes);
 
 /* The status mha_forward would give, and the reason: as mha_layer_check. */
@@ -2982,8 +2983,8 @@ static size_t mha__project_scratch(const mha__kernels *kern, size_t rows, ptrdif
 }
 
 /* Puts rows from .. end-1 of np panels of results, from panel p on, where they belong, with the
-   bias. c: the tiles, each ctile floats and height rows; their first row is row r0 of x. Unless these are the last
-   rows, stops where a block of 16 positions ends; returns where it stopped. */
+   bias. c: the tiles, each ctile floats and height rows; their first row is row r0 of x. Unless
+   these are the last rows, stops where a block of 16 positions ends; returns where it stopped. */
 static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrdiff_t r0,
                                     ptrdiff_t from, ptrdiff_t end, int last, ptrdiff_t p, int np,
                                     const float *c, ptrdiff_t ctile, ptrdiff_t height)
@@ -4293,9 +4294,10 @@ static void mha__attend_local_unit(const void *arg, ptrdiff_t unit, float *scrat
 
    Few queries are one unit a kv head: of those there may be fewer than lanes, or some left over. What
    does not go evenly is shared: lanes take blocks of keys, and leave scores; softmax goes over them
-   in order; lanes take tiles and panels of values, over all those blocks. No sum is then cut in another place
-   than where one lane cuts it: same bits. As many blocks as there is room for are a round. One kv
-   head with 4 queries, d = 256, is 1.5 to 1.8 times as fast on two threads, 2048 or 16384 keys.
+   in order; lanes take tiles and panels of values, over all those blocks. No sum is then cut in
+   another place than where one lane cuts it: same bits. As many blocks as there is room for are a
+   round. One kv head with 4 queries, d = 256, is 1.5 to 1.8 times as fast on two threads, 2048 or
+   16384 keys.
 
    A unit lives in the scratch of a lane, before its k and v; its scores are at job->shared. */
 
