@@ -1137,6 +1137,15 @@ typedef struct mha__shape {
     const unsigned char *allow; /* -inf where allow[j] is 0; or null */
 } mha__shape;
 
+/* Lines of memory that are wanted soon, for a product to ask for between its multiply-adds: all of
+   them before it would hold it up, as a CPU takes no more than 10 to 16 that are on their way. */
+#define MHA__WANTED 256
+
+typedef struct mha__wanted {
+    int n, at, each; /* lines, how many were asked for, and how many are every 16 terms */
+    const void *line[MHA__WANTED];
+} mha__wanted;
+
 typedef struct mha__kernels {
     mha_isa isa;
     int mr;
@@ -1144,9 +1153,10 @@ typedef struct mha__kernels {
     /* c [m, 16*np] = start * c + a [m,k] * b, for m <= mr rows.
        b: np panels, each b_panel floats after the one before; its rows b_row floats apart (16, or
        a stride of the caller's: then panels need not be packed). start: a factor per row; null
-       means c starts at zero and is not read. Rows from m on are neither read nor written. */
+       means c starts at zero and is not read. Rows from m on are neither read nor written.
+       wanted: lines to ask for meanwhile; or null. */
     void (*gemm)(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_row,
-                 ptrdiff_t b_panel, float *c, const float *start);
+                 ptrdiff_t b_panel, float *c, const float *start, mha__wanted *wanted);
 
     /* c [m, 16*np] = a [m,k] * b^T, as transpose and gemm would, for 16*np keys that are rows of k
        floats, b_row apart: q k^T where each key is used once. k is a multiple of 16. next: as many
@@ -1220,15 +1230,38 @@ typedef struct mha__kernels {
     int terms;
 } mha__kernels;
 
+MHA__INLINE void mha__want(mha__wanted *w, const void *line)
+{
+    if (w->n < MHA__WANTED) w->line[w->n++] = line;
+}
+
+/* Before k terms of np panels, at most so many panels at a time. */
+MHA__INLINE void mha__wanted_spread(mha__wanted *w, int k, int np, int most)
+{
+    int times;
+    if (!w || k < 1 || np < 1) return;
+    times = ((k - 1) / MHA__NR + 1) * ((np - 1) / most + 1);
+    w->each = (w->n - w->at + times - 1) / times;
+}
+
+/* Before each 16 of them. (Counted down, or gcc puts the counts in vector registers.) */
+MHA__INLINE void mha__wanted_ask(mha__wanted *w)
+{
+    int left;
+    if (!w) return;
+    for (left = w->each; left > 0 && w->at < w->n; left--) MHA__PREFETCH_L2(w->line[w->at++]);
+}
+
 /* ==== >>scalar =================================================================== */
 
 #define MHA__SCALAR_MR 4
 
 static MHA__SCALAR void mha__gemm_scalar(int m, int np, int k, const float *a, const float *b,
                                          ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
-                                         const float *start)
+                                         const float *start, mha__wanted *wanted)
 {
     int p, i, kk, j;
+    (void)wanted;
     for (p = 0; p < np; p++, b += b_panel, c += MHA__SCALAR_MR * MHA__NR) {
         for (i = 0; i < m; i++) {
             float acc[MHA__NR];
@@ -1408,7 +1441,7 @@ static const mha__kernels mha__scalar = { MHA_ISA_SCALAR,
    2*P panel registers and a broadcast must fit in 16 registers. 6x1 is 99 % of peak in L1. */
 MHA__INLINE MHA__AVX2 void mha__rows_avx2(const int R, const int P, int k, const float *a,
                                           const float *b, ptrdiff_t b_row, ptrdiff_t b_panel,
-                                          float *c, const float *start)
+                                          float *c, const float *start, mha__wanted *wanted)
 {
     __m256 acc[MHA__AVX2_MR][8], x, y[8];
     int i, p, kk, n;
@@ -1423,6 +1456,7 @@ MHA__INLINE MHA__AVX2 void mha__rows_avx2(const int R, const int P, int k, const
     }
     for (; k > 0; k -= MHA__NR, a += (MHA__AVX2_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
+        mha__wanted_ask(wanted);
         MHA__UNROLL4
         for (kk = 0; kk < n; kk++, a++, b += b_row) {
             MHA__UNROLL
@@ -1446,38 +1480,39 @@ MHA__INLINE MHA__AVX2 void mha__rows_avx2(const int R, const int P, int k, const
 /* Two rows and two panels at a time. A function of its own, or clang keeps addresses on the stack. */
 MHA__APART MHA__AVX2 void mha__pairs_avx2(int m, int k, const float *a, const float *b,
                                           ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
-                                          const float *start)
+                                          const float *start, mha__wanted *wanted)
 {
     for (; m > 0; m -= 2, a += 2 * MHA__NR, c += 2 * MHA__NR, start = start ? start + 2 : NULL)
-        mha__rows_avx2(2, 2, k, a, b, b_row, b_panel, c, start);
+        mha__rows_avx2(2, 2, k, a, b, b_row, b_panel, c, start, wanted);
 }
 
 static MHA__AVX2 void mha__gemm_avx2(int m, int np, int k, const float *a, const float *b,
                                      ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
-                                     const float *start)
+                                     const float *start, mha__wanted *wanted)
 {
     int did;
+    mha__wanted_spread(wanted, k, np, m == 1 ? 4 : m == 2 ? 2 : 1);
     for (; np > 0; np -= did, b += did * b_panel, c += did * MHA__AVX2_MR * MHA__NR) {
         /* also four rows, if b is in place: the less often its rows are come back to, the faster they
            come from memory, 1.15 times at d = 128 */
         did = np >= 2 && (m == 2 || (m == 4 && b_row != MHA__NR)) ? 2 : 1;
         if (did == 2) {
-            mha__pairs_avx2(m, k, a, b, b_row, b_panel, c, start);
+            mha__pairs_avx2(m, k, a, b, b_row, b_panel, c, start, wanted);
             continue;
         }
         switch (m) {
         case 6: /* a stride known only at run time is one addition more: 6 % where 4 operations are
                    issued a cycle, nothing where 6 are */
-            if (b_row == MHA__NR) mha__rows_avx2(6, 1, k, a, b, MHA__NR, b_panel, c, start);
-            else mha__rows_avx2(6, 1, k, a, b, b_row, b_panel, c, start);
+            if (b_row == MHA__NR) mha__rows_avx2(6, 1, k, a, b, MHA__NR, b_panel, c, start, wanted);
+            else mha__rows_avx2(6, 1, k, a, b, b_row, b_panel, c, start, wanted);
             break;
-        case 5: mha__rows_avx2(5, 1, k, a, b, b_row, b_panel, c, start); break;
-        case 4: mha__rows_avx2(4, 1, k, a, b, b_row, b_panel, c, start); break;
-        case 3: mha__rows_avx2(3, 1, k, a, b, b_row, b_panel, c, start); break;
-        case 2: mha__rows_avx2(2, 1, k, a, b, b_row, b_panel, c, start); break;
+        case 5: mha__rows_avx2(5, 1, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 4: mha__rows_avx2(4, 1, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 3: mha__rows_avx2(3, 1, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 2: mha__rows_avx2(2, 1, k, a, b, b_row, b_panel, c, start, wanted); break;
         default: /* one row: 4 panels at a time, or the additions wait for each other */
-            if (np >= 4) mha__rows_avx2(1, did = 4, k, a, b, b_row, b_panel, c, start);
-            else mha__rows_avx2(1, 1, k, a, b, b_row, b_panel, c, start);
+            if (np >= 4) mha__rows_avx2(1, did = 4, k, a, b, b_row, b_panel, c, start, wanted);
+            else mha__rows_avx2(1, 1, k, a, b, b_row, b_panel, c, start, wanted);
         }
     }
 }
@@ -2018,7 +2053,7 @@ static const mha__kernels mha__avx2 = { MHA_ISA_AVX2,
 /* As mha__rows_avx2 with one register a panel. 6x4 takes 29 of 32 registers. */
 MHA__INLINE MHA__AVX512 void mha__rows_avx512(const int R, const int P, int k, const float *a,
                                               const float *b, ptrdiff_t b_row, ptrdiff_t b_panel,
-                                              float *c, const float *start)
+                                              float *c, const float *start, mha__wanted *wanted)
 {
     __m512 acc[MHA__AVX512_MR][8], x, y[8];
     int i, p, kk, n;
@@ -2033,6 +2068,7 @@ MHA__INLINE MHA__AVX512 void mha__rows_avx512(const int R, const int P, int k, c
     }
     for (; k > 0; k -= MHA__NR, a += (MHA__AVX512_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
+        mha__wanted_ask(wanted);
         for (kk = 0; kk < n; kk++, a++, b += b_row) {
             MHA__UNROLL
             for (p = 0; p < P; p++) y[p] = _mm512_loadu_ps(b + p * b_panel);
@@ -2053,24 +2089,25 @@ MHA__INLINE MHA__AVX512 void mha__rows_avx512(const int R, const int P, int k, c
 
 static MHA__AVX512 void mha__gemm_avx512(int m, int np, int k, const float *a, const float *b,
                                          ptrdiff_t b_row, ptrdiff_t b_panel, float *c,
-                                         const float *start)
+                                         const float *start, mha__wanted *wanted)
 {
     int did;
+    mha__wanted_spread(wanted, k, np, 4);
     for (; np > 0; np -= did, b += did * b_panel, c += did * MHA__AVX512_MR * MHA__NR) {
         /* d = 32 has two: six rows of one would be half as fast where two are multiplied a cycle */
         did = np >= 4 ? 4 : np >= 2 && m == 6 ? 2 : 1;
         switch (did * 8 + m) {
-        case 38: mha__rows_avx512(6, 4, k, a, b, b_row, b_panel, c, start); break;
-        case 37: mha__rows_avx512(5, 4, k, a, b, b_row, b_panel, c, start); break;
-        case 36: mha__rows_avx512(4, 4, k, a, b, b_row, b_panel, c, start); break;
-        case 35: mha__rows_avx512(3, 4, k, a, b, b_row, b_panel, c, start); break;
-        case 34: mha__rows_avx512(2, 4, k, a, b, b_row, b_panel, c, start); break;
-        case 33: mha__rows_avx512(1, 4, k, a, b, b_row, b_panel, c, start); break;
-        case 22: mha__rows_avx512(6, 2, k, a, b, b_row, b_panel, c, start); break;
-        case 14: mha__rows_avx512(6, 1, k, a, b, b_row, b_panel, c, start); break;
-        case 12: mha__rows_avx512(4, 1, k, a, b, b_row, b_panel, c, start); break;
+        case 38: mha__rows_avx512(6, 4, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 37: mha__rows_avx512(5, 4, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 36: mha__rows_avx512(4, 4, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 35: mha__rows_avx512(3, 4, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 34: mha__rows_avx512(2, 4, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 33: mha__rows_avx512(1, 4, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 22: mha__rows_avx512(6, 2, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 14: mha__rows_avx512(6, 1, k, a, b, b_row, b_panel, c, start, wanted); break;
+        case 12: mha__rows_avx512(4, 1, k, a, b, b_row, b_panel, c, start, wanted); break;
         default: /* few panels of few rows: AVX2's products are as fast on Zen 4 */
-            mha__gemm_avx2(m, did = np, k, a, b, b_row, b_panel, c, start);
+            mha__gemm_avx2(m, did = np, k, a, b, b_row, b_panel, c, start, wanted);
         }
     }
 }
@@ -2307,7 +2344,7 @@ static const mha__kernels mha__avx512 = { MHA_ISA_AVX512,
 /* As mha__rows_avx2 with four registers a panel. 4x16 takes 21 of 32 registers; 6x16 would fit in
    29, but then gcc and clang hoist loads until accumulators go to the stack. */
 MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float *b, ptrdiff_t b_row,
-                                float *c, const float *start)
+                                float *c, const float *start, mha__wanted *wanted)
 {
     float32x4_t acc[MHA__NEON_MR][4], x, y[4];
     int i, j, kk, n;
@@ -2320,6 +2357,7 @@ MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float 
     }
     for (; k > 0; k -= MHA__NR, a += (MHA__NEON_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
+        mha__wanted_ask(wanted);
         MHA__UNROLL4
         for (kk = 0; kk < n; kk++, a++, b += b_row) {
             MHA__UNROLL
@@ -2368,12 +2406,13 @@ MHA__INLINE void mha__row_neon(int k, const float *a, const float *b, ptrdiff_t 
 }
 
 static void mha__gemm_neon(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_row,
-                           ptrdiff_t b_panel, float *c, const float *start)
+                           ptrdiff_t b_panel, float *c, const float *start, mha__wanted *wanted)
 {
+    mha__wanted_spread(wanted, k, np, 1);
     for (; np > 0; np--, b += b_panel, c += MHA__NEON_MR * MHA__NR) switch (m) {
-        case 4: mha__rows_neon(4, k, a, b, b_row, c, start); break;
-        case 3: mha__rows_neon(3, k, a, b, b_row, c, start); break;
-        case 2: mha__rows_neon(2, k, a, b, b_row, c, start); break;
+        case 4: mha__rows_neon(4, k, a, b, b_row, c, start, wanted); break;
+        case 3: mha__rows_neon(3, k, a, b, b_row, c, start, wanted); break;
+        case 2: mha__rows_neon(2, k, a, b, b_row, c, start, wanted); break;
         default: mha__row_neon(k, a, b, b_row, c, start);
         }
 }
@@ -3032,17 +3071,16 @@ static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrd
     return r;
 }
 
-/* Asks for part of parts of np panels of kn rows ahead of their use, every second line: the other
-   of a pair comes with it. This and all that only asks must be inlined: gcc drops calls of functions
-   that do nothing else. */
-MHA__INLINE void mha__project_ahead(const float *w, ptrdiff_t panel, int np, ptrdiff_t kn,
-                                    ptrdiff_t part, ptrdiff_t parts)
+/* Wanted: part of parts of np panels of kn rows, every second line: the other of a pair comes with
+   it. */
+static void mha__project_wanted(mha__wanted *wanted, const float *w, ptrdiff_t panel, int np,
+                                ptrdiff_t kn, ptrdiff_t part, ptrdiff_t parts)
 {
     ptrdiff_t k;
     int p;
     for (p = 0; p < np; p++)
         for (k = kn * part / parts; k < kn * (part + 1) / parts; k += 2)
-            MHA__PREFETCH_L2(w + p * panel + k * MHA__NR);
+            mha__want(wanted, w + p * panel + k * MHA__NR);
 }
 
 static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
@@ -3061,6 +3099,7 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     ptrdiff_t i, p, k0, stored, base = 0, block = MHA__K_BLOCK;
     mha_type type = job->mat[0]->type;
     int which, np, kn, m, k, step, compact = type != MHA_F32;
+    mha__wanted wanted;
     int narrow = compact && tiles <= kern->narrow_tiles && job->k < INT_MAX / 64;
     int turns = kern->terms && (!compact || narrow) &&
                 type != MHA_INT8 && /* of which four panels share a line */
@@ -3091,16 +3130,17 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                     kern->widen(mat->type, kn * row / MHA__NR, from + k0 * row * size, wide);
                 for (i = 0; i < tiles; i++) {
                     m = (int)mha__min(height, rows - i * height);
-                    /* The first tile to use a block of weights would wait for memory: each tile
-                       fetches some of the next block into L2. 5 % at 1024 rows on Ice Lake, nothing
-                       on Zen; with fewer tiles it costs more than it brings. */
-                    if (tiles >= 24 && !compact && left > kn)
-                        mha__project_ahead(w + (k0 + kn) * MHA__NR, job->k * MHA__NR, np,
-                                           mha__min(MHA__K_BLOCK, left - kn), i, tiles);
-                    else if (tiles >= 24 && !compact && p + np < end)
-                        mha__project_ahead(w + np * job->k * MHA__NR, job->k * MHA__NR,
-                                           (int)mha__min(MHA__N_BLOCK, end - p - np),
-                                           mha__min(MHA__K_BLOCK, job->k), i, tiles);
+                    /* The first tile to use a block of weights would wait for memory: with each
+                       tile some of the next block is asked for. 3 to 4 % at 128 rows on Sapphire
+                       Rapids; with fewer tiles it costs more than it brings. */
+                    wanted.n = wanted.at = 0;
+                    if (tiles >= 20 && !compact && left > kn)
+                        mha__project_wanted(&wanted, w + (k0 + kn) * MHA__NR, job->k * MHA__NR, np,
+                                            mha__min(MHA__K_BLOCK, left - kn), i, tiles);
+                    else if (tiles >= 20 && !compact && p + np < end)
+                        mha__project_wanted(&wanted, w + np * job->k * MHA__NR, job->k * MHA__NR,
+                                            (int)mha__min(MHA__N_BLOCK, end - p - np),
+                                            mha__min(MHA__K_BLOCK, job->k), i, tiles);
                     /* floats are in L2 after the first tile; rows of halves are taken in groups */
                     step = turns && m > 1 && (i == 0 || narrow) ? kern->terms : kn;
                     for (k = 0; k < kn; k += step) {
@@ -3111,7 +3151,8 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                             kern->narrow(m, np, n, x, mat->type, from + k * row * size, row, panel,
                                          0, c + i * ctile, begun);
                         else
-                            kern->gemm(m, np, n, x, wk + k * row, row, panel, c + i * ctile, begun);
+                            kern->gemm(m, np, n, x, wk + k * row, row, panel, c + i * ctile, begun,
+                                       &wanted);
                     }
                     if (left == kn && mat->scale)
                         kern->times(m, np, c + i * ctile, mat->scale + p * MHA__NR);
@@ -3375,7 +3416,7 @@ typedef struct mha__attend_job {
     float *lse, *attn, *attn_mean;
     float *top, *inv;         /* [B,H,T] of each row, kept for attn; else null */
     ptrdiff_t queries, tiles; /* a unit: queries queries of the heads of one kv head */
-    ptrdiff_t ahead;          /* kv heads from one to the next of a lane: see mha__fetch_head */
+    ptrdiff_t ahead;          /* kv heads from one to the next of a lane: see mha__want_head */
     ptrdiff_t kv_at;          /* floats of a lane's scratch before its k and v */
     char *scratch;            /* of all lanes, lane_bytes each */
     size_t lane_bytes;
@@ -3683,11 +3724,11 @@ MHA__APART void mha__careful_step(const mha__kernels *kern, int m, int n, int pa
         kern->softmax(1, np, s + i * MHA__NR, &was, sum + i, &alpha);
         top[i] = hi;
         if (v_scale) kern->times(1, np, s + i * MHA__NR, v_scale);
-        kern->gemm(1, panels, 0, s, v, 0, 0, o + i * MHA__NR, &alpha);
+        kern->gemm(1, panels, 0, s, v, 0, 0, o + i * MHA__NR, &alpha, NULL);
         for (j = 0; j < n; j++)
             if (!excluded[j])
                 kern->gemm(1, panels, 1, s + (j / MHA__NR * mr + i) * MHA__NR + j % MHA__NR,
-                           v + j * v_row, v_row, v_panel, o + i * MHA__NR, mha__ones);
+                           v + j * v_row, v_row, v_panel, o + i * MHA__NR, mha__ones, NULL);
     }
 }
 
@@ -3767,13 +3808,13 @@ static void mha__products(const mha__attend_job *job, int m, const float *q,
         else if (block->compact)
             kern->narrow(m, (int)did, (int)job->d_k, q, job->k.type, at, MHA__NR, job->k.t_hi,
                          MHA__FAR, s, NULL);
-        else kern->gemm(m, (int)did, (int)job->d_k, q, keys, MHA__NR, job->k.t_hi, s, NULL);
+        else kern->gemm(m, (int)did, (int)job->d_k, q, keys, MHA__NR, job->k.t_hi, s, NULL, NULL);
     }
     if (block->k_rows && n % MHA__NR) { /* what does not fill a panel */
         mha__place room = mha__place_keys(block->k_room, 1, MHA__NR, job->d_k);
         mha__pack_head(kern, (const float *)(const void *)at, block->k_row, job->d_k, &room, 0, 0,
                        0, n % MHA__NR, 0);
-        kern->gemm(m, 1, (int)job->d_k, q, block->k_room, MHA__NR, 0, s, NULL);
+        kern->gemm(m, 1, (int)job->d_k, q, block->k_room, MHA__NR, 0, s, NULL, NULL);
     }
 }
 
@@ -3781,7 +3822,8 @@ static void mha__products(const mha__attend_job *job, int m, const float *q,
    they are; unit: of the scores. The rows see keys *from .. *from + n - 1 of the block at most,
    *from a multiple of 16: s holds those, and n is returned; 0: none. */
 static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, int m,
-                       const mha__block *block, float unit, const float *q, float *s, int *from)
+                       const mha__block *block, float unit, const float *q, float *s, int *from,
+                       mha__wanted *wanted)
 {
     ptrdiff_t lo = MHA__KEYS, hi = 0, all_lo = 0, all_hi = MHA__KEYS, n;
     int i, np, any = 0, ranges, first = 0;
@@ -3803,7 +3845,7 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, 
     if (block->once) mha__products(job, m, q, block, lo, n, s);
     else
         job->kern->gemm(m, np, (int)job->d_k, q, block->k + lo / MHA__NR * job->k.t_hi, MHA__NR,
-                        job->k.t_hi, s, NULL);
+                        job->k.t_hi, s, NULL, wanted);
     if (block->scaled) job->kern->times(m, np, s, block->k_scale + lo);
     ranges = !job->mask.allow && !job->mask.bias && !job->mask.key_padding && !job->alibi &&
              job->softcap == 0.0f;
@@ -3939,27 +3981,37 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
     }
 }
 
-/* While rows r .. r+m-1 are worked on, asks for the same rows of q and o of the kv head that is next,
-   and for their share of its k and v. 256 heads of 64 queries, 17 MB, are 16 to 37 % faster on one
-   thread of Zen 4, 96 of 128, 13 MB, 8 to 22 %, 12 of 1024, 13 MB, 1 %. Below MHA__CACHED bytes they
-   stay in the caches, and asking would cost 2 %. More than MHA__FETCHED keys would not stay in L2. More
-   than four keys a query are too many to ask for meanwhile: with one query, the other way takes 1.3
-   times as long from L3, with four 1.2 times, from DRAM too. */
+/* n rows of so many floats, row floats apart. */
+static void mha__want_rows(mha__wanted *w, const float *from, ptrdiff_t row, ptrdiff_t n,
+                           ptrdiff_t floats)
+{
+    ptrdiff_t i, c;
+    for (i = 0; i < n; i++)
+        for (c = 0; c < floats; c += MHA__NR) mha__want(w, from + i * row + c);
+}
+
+/* Wanted while rows r .. r+m-1 are worked on: the same rows of q and o of the kv head that is next, and
+   their share of its k and v. 96 heads of 128 queries, 13 MB, are 16 % faster for it on one thread of
+   Sapphire Rapids, 8 to 22 % on Zen 4, 256 heads of 64, 17 MB, 16 to 37 % there, 12 of 1024, 13 MB,
+   1 %. Below MHA__CACHED bytes they stay in the caches, and asking would cost 2 %. More than
+   MHA__FETCHED keys would not stay in L2. More than four keys a query are too many to ask for
+   meanwhile: with one query, the other way takes 1.3 times as long from L3, with four 1.2 times, from
+   DRAM too. */
 #define MHA__CACHED ((size_t)6 << 20)
 #define MHA__FETCHED (4 * MHA__KEYS)
 
-MHA__INLINE void mha__fetch_head(const mha__unit *u, ptrdiff_t r, int m)
+static void mha__want_head(mha__wanted *w, const mha__unit *u, ptrdiff_t r, int m)
 {
     const mha__attend_job *job = u->job;
     ptrdiff_t group = job->heads / job->kv_heads, next = u->b * job->kv_heads + u->g + job->ahead;
-    ptrdiff_t b = next / job->kv_heads, g = next % job->kv_heads, size = sizeof(float);
+    ptrdiff_t b = next / job->kv_heads, g = next % job->kv_heads;
     ptrdiff_t i0 = job->seq, i1 = 0, t, n;
     const mha__row *row;
     if (b >= job->batch || job->seq < 1) return; /* there is no seq of 0: clang-tidy cannot know */
     for (row = u->row + r; row < u->row + r + m; row++) {
         ptrdiff_t h = row->head + (g - u->g) * group;
-        mha__fetch(job->q + mha__at(&job->q_stride, NULL, b, h, row->query), 0, 1, job->d_k * size);
-        mha__fetch(job->o + mha__at(&job->o_stride, NULL, b, h, row->query), 0, 1, job->d_v * size);
+        mha__want_rows(w, job->q + mha__at(&job->q_stride, NULL, b, h, row->query), 0, 1, job->d_k);
+        mha__want_rows(w, job->o + mha__at(&job->o_stride, NULL, b, h, row->query), 0, 1, job->d_v);
         if (row->head == u->g * group) { /* k and v once for the group */
             i0 = mha__min(i0, row->query);
             i1 = row->query + 1;
@@ -3969,17 +4021,17 @@ MHA__INLINE void mha__fetch_head(const mha__unit *u, ptrdiff_t r, int m)
     t = job->keys * i0 / job->seq;
     n = job->keys * i1 / job->seq - t;
     if (job->local)
-        mha__fetch(job->k_from + mha__at(&job->k_stride, NULL, b, g, t), job->k_stride.seq * size,
-                   n, job->d_k * size);
+        mha__want_rows(w, job->k_from + mha__at(&job->k_stride, NULL, b, g, t), job->k_stride.seq,
+                       n, job->d_k);
     else
-        mha__fetch(job->k.data + b * job->k.batch + g * job->k.head + t * job->d_k, 0, 1,
-                   n * job->d_k * size);
+        mha__want_rows(w, job->k.data + b * job->k.batch + g * job->k.head + t * job->d_k, 0, 1,
+                       n * job->d_k);
     if (job->local || job->v_rows)
-        mha__fetch(job->v_from + mha__at(&job->v_stride, NULL, b, g, t), job->v_stride.seq * size,
-                   n, job->d_v * size);
+        mha__want_rows(w, job->v_from + mha__at(&job->v_stride, NULL, b, g, t), job->v_stride.seq,
+                       n, job->d_v);
     else
-        mha__fetch(job->v.data + b * job->v.batch + g * job->v.head + t * job->d_v, 0, 1,
-                   n * job->d_v * size);
+        mha__want_rows(w, job->v.data + b * job->v.batch + g * job->v.head + t * job->d_v, 0, 1,
+                       n * job->d_v);
 }
 
 /* o [m, 16*panels] = alpha * o + s v, over n keys of a block from key from on; alpha null: o starts at
@@ -3988,7 +4040,8 @@ MHA__INLINE void mha__fetch_head(const mha__unit *u, ptrdiff_t r, int m)
    with AVX2 2 to 4 of them; from L3 that of AVX2 is 10 % slower. Two passes, four queries, of AVX-512
    are 1.1 times as fast from DRAM, but 12 to 20 % slower from L3: not those. */
 static void mha__values(const mha__attend_job *job, const mha__block *block, int m, int panels,
-                        int n, int from, const float *s, const float *alpha, float *o)
+                        int n, int from, const float *s, const float *alpha, float *o,
+                        mha__wanted *wanted)
 {
     const mha__kernels *kern = job->kern;
     int most = m == 1 ? MHA__N_BLOCK : kern->terms ? 1 : 2 * MHA__N_BLOCK;
@@ -4005,7 +4058,7 @@ static void mha__values(const mha__attend_job *job, const mha__block *block, int
         kn = (int)mha__min(step, n - k);
         if (pieces) mha__fetch_rows(v, block->v_row, panels * MHA__NR, kn);
         kern->gemm(m, panels, kn, s + k * kern->mr, v, block->v_row, block->v_panel, o,
-                   k ? mha__ones : alpha);
+                   k ? mha__ones : alpha, wanted);
     }
 }
 
@@ -4015,14 +4068,23 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
     const mha__attend_job *job = u->job;
     const mha__kernels *kern = job->kern;
     float *q = u->q, *o = u->o, alpha[MHA__MR_MAX];
+    mha__wanted wanted;
     ptrdiff_t r;
-    int from = 0, m, n, np, panels = (int)mha__panels_v(job);
+    int from = 0, m, n, np, all, panels = (int)mha__panels_v(job);
     for (r = 0; r < u->rows; r += m, q += u->qtile, o += u->otile) {
         mha__row *row = u->row + r;
         m = (int)mha__min(u->height, u->rows - r);
-        if (job->ahead && block->to == block->hi) mha__fetch_head(u, r, m);
-        n = mha__scores(job, u->b, row, m, block, u->unit, q, u->s, &from);
-        if (n == 0) continue;
+        wanted.n = wanted.at = 0;
+        if (job->ahead && block->to == block->hi) mha__want_head(&wanted, u, r, m);
+        all = wanted.n;
+        wanted.n = all / 2; /* asked for with the products of keys; the rest with those of values */
+        n = mha__scores(job, u->b, row, m, block, u->unit, q, u->s, &from, &wanted);
+        wanted.n = all;
+        if (n == 0) {
+            mha__wanted_spread(&wanted, 1, 1, 1);
+            mha__wanted_ask(&wanted);
+            continue;
+        }
         if (u->careful) {
             mha__careful_step(kern, m, n, panels, u->unit, u->s, block->v + from * block->v_row,
                               block->v_row, block->v_panel,
@@ -4033,7 +4095,7 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
         np = (n + MHA__NR - 1) / MHA__NR;
         kern->softmax(m, np, u->s, u->top + r, u->sum + r, alpha);
         if (block->scaled) kern->times(m, np, u->s, block->v_scale + from);
-        mha__values(job, block, m, panels, n, from, u->s, row->started ? alpha : NULL, o);
+        mha__values(job, block, m, panels, n, from, u->s, row->started ? alpha : NULL, o, &wanted);
         row->started = 1;
     }
 }
@@ -4380,7 +4442,7 @@ static void mha__shared_scores_unit(const void *arg, ptrdiff_t unit, float *scra
         }
         x->from = 0;
         x->n = mha__scores(job, u->b, row, (int)m, &block, u->unit, u->q + i * u->qtile,
-                           mha__shared_scores(x), &x->from);
+                           mha__shared_scores(x), &x->from, NULL);
         for (n = 0, x->seen = 0; n < m; n++) x->seen |= (unsigned)row[n].seen << n;
     }
 }
@@ -4438,7 +4500,7 @@ static void mha__shared_values_unit(const void *arg, ptrdiff_t unit, float *scra
                 mha__values(job, &block, (int)mha__min(height, u->rows - i * height),
                             (int)(p1 - p0), x->n, x->from, mha__shared_scores(x),
                             x->started ? x->alpha : NULL,
-                            u->o + i * u->otile + p0 * job->kern->mr * MHA__NR);
+                            u->o + i * u->otile + p0 * job->kern->mr * MHA__NR, NULL);
         }
     }
 }
@@ -4519,7 +4581,7 @@ static void mha__weights_unit(const void *arg, ptrdiff_t unit, float *scratch)
                 int lazy = mha__kv_of(job, b, h / group, scratch, &k, &v);
                 mha__block_make(job, b, h / group, lo, hi, j0, lazy, group * m, 1, &block);
                 mha__block_keys(job, &k, &block);
-                n = mha__scores(job, b, row, m, &block, MHA__CAREFUL, q, s, &from);
+                n = mha__scores(job, b, row, m, &block, MHA__CAREFUL, q, s, &from, NULL);
             }
             if (n) kern->weigh(m, (int)mha__div_up(n, MHA__NR), s, job->top + at, job->inv + at);
             for (i = 0; i < m; i++) {

@@ -23,7 +23,7 @@ EQUIVALENT = [
     ("MHA__MUTEX_INIT", ";", "with glibc a mutex of zeros, which memset makes, is a good one"),
     ("MHA__COND_FREE", ";", "with glibc there is nothing to give back"),
     ("MHA__MUTEX_FREE", ";", "with glibc there is nothing to give back"),
-    (r"^mha__(project_ahead|fetch\w*|ahead):|MHA__PREFETCH|MHA__CACHED|job->ahead|mha__project_ahead|"
+    (r"^mha__(project_wanted|want\w*|fetch\w*|ahead):|MHA__PREFETCH|MHA__CACHED|job->ahead|wanted|mha__want|"
      r"block(\.|->)next", "",
      "asks for memory ahead of its use: speed only"),
     (r"alone && !lazy && !job->local && job->tiles == 1", "", "two ways to the same bits"),

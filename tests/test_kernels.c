@@ -145,6 +145,7 @@ typedef struct product {
     int m, np, k;
     ptrdiff_t b_row, b_panel;
     const float *start; /* null, or factor */
+    mha__wanted *wanted;
     float factor[MHA__MR_MAX];
     float a[A_MAX], b[B_MAX], c[C_MAX]; /* c: from EDGE on */
 } product;
@@ -155,6 +156,7 @@ static void product_make(product *p, const mha__kernels *kern, int m, int np, in
                          int given, rng *r)
 {
     size_t i;
+    p->wanted = NULL;
     p->kern = kern;
     p->m = m, p->np = np, p->k = k;
     p->b_row = strided ? NP_MAX * MHA__NR + 5 : MHA__NR;
@@ -183,7 +185,7 @@ static void product_part(const product *p, int i0, int m, int p0, int np, int k0
 {
     p->kern->gemm(m, np, k, p->a + at(p->kern, i0, k0), p->b + k0 * p->b_row + p0 * p->b_panel,
                   p->b_row, p->b_panel, c + EDGE + at(p->kern, i0, p0 * MHA__NR),
-                  start ? start + i0 : NULL);
+                  start ? start + i0 : NULL, p->wanted);
 }
 
 /* Bit for bit, all of c; with TEST_FAST_MATH the numbers to 1e-5, what is not in c by bits. */
@@ -206,6 +208,7 @@ static enum greatest_test_res product_check(product *p)
     const mha__kernels *kern = p->kern;
     const int m = p->m, np = p->np, k = p->k;
     static float whole[C_MAX], part[C_MAX];
+    static mha__wanted wanted;
     float ones[MHA__MR_MAX];
     for (int i = 0; i < MHA__MR_MAX; i++) ones[i] = 1.0f;
     memcpy(whole, p->c, sizeof whole);
@@ -229,6 +232,17 @@ static enum greatest_test_res product_check(product *p)
             }
             ASSERT_CLOSE(whole + here, &want, 1, size * (k + 2) * 6e-8);
         }
+
+    /* all lines that are wanted are asked for (if any are), and nothing comes of it */
+    wanted.at = 0;
+    wanted.n = (m * 97 + np * 41 + k * 7) % (MHA__WANTED + 1);
+    for (int i = 0; i < wanted.n; i++) wanted.line[i] = p->b + i;
+    p->wanted = &wanted;
+    memcpy(part, p->c, sizeof part);
+    product_part(p, 0, m, 0, np, 0, k, part, p->start);
+    p->wanted = NULL;
+    ASSERTm("with lines wanted", same_c(p, whole, part));
+    ASSERT_EQ_FMT(k == 0 || kern->isa == MHA_ISA_SCALAR ? 0 : wanted.n, wanted.at, "%d");
 
     for (int cut = MHA__NR; cut < k; cut += MHA__NR) {
         memcpy(part, p->c, sizeof part);
@@ -751,7 +765,7 @@ TEST narrow_contract(mha_isa isa)
                             kern->widen(type, 1,
                                         (const char *)b + (size_t)(p * panel + kk * b_row) * size,
                                         wide + (p * k + kk) * MHA__NR);
-                    kern->gemm(m, np, k, a, wide, MHA__NR, k * MHA__NR, want, start);
+                    kern->gemm(m, np, k, a, wide, MHA__NR, k * MHA__NR, want, start, NULL);
                     kern->narrow(m, np, k, a, type, b, b_row, panel, k % 2 ? 16384 : 0, got, start);
                     if (!unchanged(want, got, sizeof got / sizeof *got))
                         printf("  type %d, m %d, np %d, k %d\n", t, m, np, k);
@@ -849,7 +863,8 @@ static void visit_run(const visit *v)
         const size_t n_b =
             v->k ? (size_t)((v->k - 1) * b_row + (v->np - 1) * b_panel + MHA__NR) : 0;
         v->kern->gemm(v->m, v->np, v->k, fence_floats(v->f + 4, n_a, v->last),
-                      fence_floats(v->f + 5, n_b, v->last), b_row, b_panel, c, v->given ? x : NULL);
+                      fence_floats(v->f + 5, n_b, v->last), b_row, b_panel, c, v->given ? x : NULL,
+                      NULL);
     } else if (v->what == 1) {
         v->kern->softmax(v->m, v->np, c, x, y, z);
     } else if (v->what == 2) {
