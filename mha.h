@@ -1137,13 +1137,17 @@ typedef struct mha__shape {
     const unsigned char *allow; /* -inf where allow[j] is 0; or null */
 } mha__shape;
 
-/* Lines of memory that are wanted soon, for a product to ask for between its multiply-adds: all of
-   them before it would hold it up, as a CPU takes no more than 10 to 16 that are on their way. */
-#define MHA__WANTED 256
+/* Memory that is wanted soon, for a product to ask for between its multiply-adds: all of it before
+   them would hold it up, as a CPU takes no more than 10 to 16 lines that are on their way. */
+#define MHA__WANTED 64
 
 typedef struct mha__wanted {
-    int n, at, each; /* lines, how many were asked for, and how many are every 16 terms */
-    const void *line[MHA__WANTED];
+    int n, at, each; /* runs of lines, how many were asked for, and how many are every 16 terms */
+    ptrdiff_t step;  /* floats from a line to the next */
+    struct {
+        const float *line;
+        ptrdiff_t lines;
+    } run[MHA__WANTED];
 } mha__wanted;
 
 typedef struct mha__kernels {
@@ -1230,12 +1234,47 @@ typedef struct mha__kernels {
     int terms;
 } mha__kernels;
 
-MHA__INLINE void mha__want(mha__wanted *w, const void *line)
+static void mha__wanted_none(mha__wanted *w)
 {
-    if (w->n < MHA__WANTED) w->line[w->n++] = line;
+    w->n = w->at = w->each = 0;
+    w->step = MHA__NR;
 }
 
-/* Before k terms of np panels, at most so many panels at a time. */
+/* n rows of so many lines, row floats apart. What there is no room for is left out. */
+MHA__INLINE void mha__want(mha__wanted *w, const float *from, ptrdiff_t row, ptrdiff_t n,
+                           ptrdiff_t lines)
+{
+    if (w->at == w->n) w->at = w->n = 0;
+    for (; n > 0 && w->n < MHA__WANTED; n--, from += row) {
+        w->run[w->n].line = from;
+        w->run[w->n++].lines = lines;
+    }
+}
+
+/* A CPU fetches by itself what follows in a stream of memory, but many only up to the end of a page of
+   4 KiB: in the next they wait for some lines before they begin again. So while n floats of each of np
+   streams, apart floats from each other, are multiplied, the first lines of each page that is two
+   pages further on are wanted. From DRAM on Sapphire Rapids a loop that only reads is 1.35 times as
+   fast for it, one query over 1024 keys of 12 heads 1.3 times, one row of x through weights of
+   D = 2048 1.1 times. (With 16 lines a page, half of that; all lines bring nothing.) */
+#define MHA__PAGE 1024
+#define MHA__PAGE_LINES 8
+#define MHA__PAGES_AHEAD (2 * MHA__PAGE)
+
+static void mha__want_pages(mha__wanted *w, const float *from, ptrdiff_t apart, int np, ptrdiff_t n)
+{
+    ptrdiff_t at, i;
+    int p;
+    for (at = 0; at < n; at += MHA__PAGE)
+        for (p = 0; p < np; p++) {
+            i = p * apart + at;
+            i += (ptrdiff_t)((0 - (uintptr_t)(from + i)) / sizeof(float) % MHA__PAGE);
+            if (i < p * apart + n) mha__want(w, from + i + MHA__PAGES_AHEAD, 0, 1, MHA__PAGE_LINES);
+        }
+}
+
+/* Before k terms of np panels, at most so many panels at a time, which share ask for so many of the
+   lines. */
 MHA__INLINE void mha__wanted_spread(mha__wanted *w, int k, int np, int most)
 {
     int times;
@@ -1244,12 +1283,16 @@ MHA__INLINE void mha__wanted_spread(mha__wanted *w, int k, int np, int most)
     w->each = (w->n - w->at + times - 1) / times;
 }
 
-/* Before each 16 of them. (Counted down, or gcc puts the counts in vector registers.) */
+/* Before each 16 of them. */
 MHA__INLINE void mha__wanted_ask(mha__wanted *w)
 {
-    int left;
+    int i;
     if (!w) return;
-    for (left = w->each; left > 0 && w->at < w->n; left--) MHA__PREFETCH_L2(w->line[w->at++]);
+    for (i = w->each; i > 0 && w->at < w->n; i--, w->at++) {
+        const float *line = w->run[w->at].line;
+        ptrdiff_t left;
+        for (left = w->run[w->at].lines; left > 0; left--, line += w->step) MHA__PREFETCH_L2(line);
+    }
 }
 
 /* ==== >>scalar =================================================================== */
@@ -1540,19 +1583,20 @@ MHA__INLINE MHA__AVX2 void mha__columns_avx2(const float *row, ptrdiff_t b_row, 
 }
 
 /* Two lines of the keys to come, while two are used. Those of adjacent rows (a constant) are read,
-   one after the other, as a stream, and asked for MHA__SOON floats before that: one query over 1024
-   keys of 12 heads, d = 64, is 1.2 times as fast from DRAM on Zen 4, 1.08 times from L3, as by asking
-   alone. (Reading alone: no faster from DRAM, as every block begins slowly.) Of others, a line of each
-   row is asked for; row is their distance, or 0 if there are none. */
-#define MHA__SOON 2048
-
+   one after the other, as a stream, whose pages are asked for before that: on Zen 4, one query over
+   1024 keys of 12 heads, d = 64, was 1.2 times as fast from DRAM, 1.08 times from L3, when what was
+   asked for, all lines then, was read too. (Reading alone: no faster from DRAM, as every block begins
+   slowly.) Of others, a line of each row is asked for; row is their distance, or 0 if there are none. */
 MHA__INLINE const float *mha__come(const int adjacent, const float *next, ptrdiff_t row)
 {
     if (adjacent) {
         MHA__TOUCH(next);
         MHA__TOUCH(next + MHA__NR);
-        MHA__PREFETCH_L2(next + MHA__SOON);
-        MHA__PREFETCH_L2(next + MHA__SOON + MHA__NR);
+        if ((uintptr_t)(next + MHA__PAGES_AHEAD) / sizeof(float) % MHA__PAGE <
+            MHA__PAGE_LINES * MHA__NR) {
+            MHA__PREFETCH_L2(next + MHA__PAGES_AHEAD);
+            MHA__PREFETCH_L2(next + MHA__PAGES_AHEAD + MHA__NR);
+        }
         next += 2 * MHA__NR;
     } else {
         MHA__PREFETCH_L2(next);
@@ -3076,11 +3120,11 @@ static ptrdiff_t mha__project_store(const mha__project_job *job, int which, ptrd
 static void mha__project_wanted(mha__wanted *wanted, const float *w, ptrdiff_t panel, int np,
                                 ptrdiff_t kn, ptrdiff_t part, ptrdiff_t parts)
 {
-    ptrdiff_t k;
+    ptrdiff_t from = kn / 8 * part / parts, to = kn / 8 * (part + 1) / parts;
     int p;
+    wanted->step = 2 * MHA__NR;
     for (p = 0; p < np; p++)
-        for (k = kn * part / parts; k < kn * (part + 1) / parts; k += 2)
-            mha__want(wanted, w + p * panel + k * MHA__NR);
+        mha__want(wanted, w + p * panel + from * 8 * MHA__NR, 8 * MHA__NR, to - from, 4);
 }
 
 static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
@@ -3101,9 +3145,9 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     int which, np, kn, m, k, step, compact = type != MHA_F32;
     mha__wanted wanted;
     int narrow = compact && tiles <= kern->narrow_tiles && job->k < INT_MAX / 64;
-    int turns = kern->terms && (!compact || narrow) &&
-                type != MHA_INT8 && /* of which four panels share a line */
-                job->panels * job->k > MHA__NEAR / MHA__NR / (ptrdiff_t)mha__type_size(type);
+    int large = job->panels * job->k > MHA__NEAR / MHA__NR / (ptrdiff_t)mha__type_size(type);
+    int turns = large && kern->terms && (!compact || narrow) &&
+                type != MHA_INT8; /* of which four panels share a line */
     if (narrow) block = job->k;
     else if (compact && tiles <= 2) block = MHA__K_BLOCK_SMALL;
 
@@ -3130,10 +3174,10 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                     kern->widen(mat->type, kn * row / MHA__NR, from + k0 * row * size, wide);
                 for (i = 0; i < tiles; i++) {
                     m = (int)mha__min(height, rows - i * height);
+                    mha__wanted_none(&wanted);
                     /* The first tile to use a block of weights would wait for memory: with each
                        tile some of the next block is asked for. 3 to 4 % at 128 rows on Sapphire
                        Rapids; with fewer tiles it costs more than it brings. */
-                    wanted.n = wanted.at = 0;
                     if (tiles >= 20 && !compact && left > kn)
                         mha__project_wanted(&wanted, w + (k0 + kn) * MHA__NR, job->k * MHA__NR, np,
                                             mha__min(MHA__K_BLOCK, left - kn), i, tiles);
@@ -3147,6 +3191,8 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                         const float *x = a + i * tile + (k0 + k) * kern->mr;
                         const float *begun = k0 + k ? mha__ones : NULL;
                         int n = (int)mha__min(step, kn - k);
+                        if (large && tiles < 20 && !compact && i == 0)
+                            mha__want_pages(&wanted, wk + k * row, panel, np, n * MHA__NR);
                         if (narrow)
                             kern->narrow(m, np, n, x, mat->type, from + k * row * size, row, panel,
                                          0, c + i * ctile, begun);
@@ -3416,6 +3462,7 @@ typedef struct mha__attend_job {
     float *lse, *attn, *attn_mean;
     float *top, *inv;         /* [B,H,T] of each row, kept for attn; else null */
     ptrdiff_t queries, tiles; /* a unit: queries queries of the heads of one kv head */
+    int large;                /* 1: k and v are more than what is taken to be in L2 */
     ptrdiff_t ahead;          /* kv heads from one to the next of a lane: see mha__want_head */
     ptrdiff_t kv_at;          /* floats of a lane's scratch before its k and v */
     char *scratch;            /* of all lanes, lane_bytes each */
@@ -3752,13 +3799,12 @@ typedef struct mha__block {
     int once; /* few tiles use the block, where it lies: the caller's, or a cache's */
 } mha__block;
 
-/* Keys that one tile alone uses come straight from memory, which is to be kept busy. Panels of floats
-   need no help if they are read one after the other, not four at a time (10 % of the time of a
-   layer), nor do values in most cases: the CPU sees a stream, and fetches it ahead. Rows of keys are
-   none, as a line of each of 16 or 32 is read, then the next line: see mha__come. Of compact ones,
-   what is MHA__FAR bytes on is asked for, a few lines at a time (of many at once the CPU drops what it
-   cannot take): at 16384 keys of d = 128, F16 and BF16 are 1.2 to 1.9 times as fast, INT8 1.1 to 1.4.
-   8 KiB are as good as 16. */
+/* Keys that one tile alone uses come straight from memory, which is to be kept busy. Panels of floats,
+   one after the other, not four at a time (10 % of the time of a layer), and values are streams, which
+   the CPU fetches ahead: see mha__want_pages. Rows of keys are none, as a line of each of 16 or 32 is
+   read, then the next line: see mha__come. Of compact ones, what is MHA__FAR bytes on is asked for, a
+   few lines at a time (of many at once the CPU drops what it cannot take): at 16384 keys of d = 128,
+   F16 and BF16 are 1.2 to 1.9 times as fast on Zen 4, INT8 1.1 to 1.4. 8 KiB are as good as 16. */
 #define MHA__FAR 16384
 
 /* Asks for n rows of so many bytes ahead of their use: into L2, as what is asked for L1 holds up
@@ -3782,7 +3828,8 @@ MHA__INLINE void mha__fetch_rows(const float *from, ptrdiff_t row, ptrdiff_t d, 
 /* s [m,n] = q k^T, for keys from .. from + n - 1 of a block that few tiles use, from a multiple
    of 16. */
 static void mha__products(const mha__attend_job *job, int m, const float *q,
-                          const mha__block *block, ptrdiff_t from, ptrdiff_t n, float *s)
+                          const mha__block *block, ptrdiff_t from, ptrdiff_t n, float *s,
+                          mha__wanted *wanted)
 {
     const mha__kernels *kern = job->kern;
     ptrdiff_t panels = block->k_rows ? n / MHA__NR : mha__div_up(n, MHA__NR), p, did, left;
@@ -3808,7 +3855,10 @@ static void mha__products(const mha__attend_job *job, int m, const float *q,
         else if (block->compact)
             kern->narrow(m, (int)did, (int)job->d_k, q, job->k.type, at, MHA__NR, job->k.t_hi,
                          MHA__FAR, s, NULL);
-        else kern->gemm(m, (int)did, (int)job->d_k, q, keys, MHA__NR, job->k.t_hi, s, NULL, NULL);
+        else {
+            if (wanted && job->large) mha__want_pages(wanted, keys, 0, 1, did * job->k.t_hi);
+            kern->gemm(m, (int)did, (int)job->d_k, q, keys, MHA__NR, job->k.t_hi, s, NULL, wanted);
+        }
     }
     if (block->k_rows && n % MHA__NR) { /* what does not fill a panel */
         mha__place room = mha__place_keys(block->k_room, 1, MHA__NR, job->d_k);
@@ -3842,7 +3892,7 @@ static int mha__scores(const mha__attend_job *job, ptrdiff_t b, mha__row *rows, 
     n = hi - lo;
     np = (int)mha__div_up(n, MHA__NR);
     *from = (int)lo;
-    if (block->once) mha__products(job, m, q, block, lo, n, s);
+    if (block->once) mha__products(job, m, q, block, lo, n, s, wanted);
     else
         job->kern->gemm(m, np, (int)job->d_k, q, block->k + lo / MHA__NR * job->k.t_hi, MHA__NR,
                         job->k.t_hi, s, NULL, wanted);
@@ -3981,15 +4031,6 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
     }
 }
 
-/* n rows of so many floats, row floats apart. */
-static void mha__want_rows(mha__wanted *w, const float *from, ptrdiff_t row, ptrdiff_t n,
-                           ptrdiff_t floats)
-{
-    ptrdiff_t i, c;
-    for (i = 0; i < n; i++)
-        for (c = 0; c < floats; c += MHA__NR) mha__want(w, from + i * row + c);
-}
-
 /* Wanted while rows r .. r+m-1 are worked on: the same rows of q and o of the kv head that is next, and
    their share of its k and v. 96 heads of 128 queries, 13 MB, are 16 % faster for it on one thread of
    Sapphire Rapids, 8 to 22 % on Zen 4, 256 heads of 64, 17 MB, 16 to 37 % there, 12 of 1024, 13 MB,
@@ -4000,38 +4041,45 @@ static void mha__want_rows(mha__wanted *w, const float *from, ptrdiff_t row, ptr
 #define MHA__CACHED ((size_t)6 << 20)
 #define MHA__FETCHED (4 * MHA__KEYS)
 
+static void mha__want_rows(mha__wanted *w, const float *from, ptrdiff_t row, ptrdiff_t n,
+                           ptrdiff_t d)
+{
+    mha__want(w, from, row, n, mha__div_up(d, MHA__NR));
+}
+
 static void mha__want_head(mha__wanted *w, const mha__unit *u, ptrdiff_t r, int m)
 {
     const mha__attend_job *job = u->job;
     ptrdiff_t group = job->heads / job->kv_heads, next = u->b * job->kv_heads + u->g + job->ahead;
     ptrdiff_t b = next / job->kv_heads, g = next % job->kv_heads;
-    ptrdiff_t i0 = job->seq, i1 = 0, t, n;
-    const mha__row *row;
+    ptrdiff_t i, run, t = 0, n = 0;
     if (b >= job->batch || job->seq < 1) return; /* there is no seq of 0: clang-tidy cannot know */
-    for (row = u->row + r; row < u->row + r + m; row++) {
-        ptrdiff_t h = row->head + (g - u->g) * group;
-        mha__want_rows(w, job->q + mha__at(&job->q_stride, NULL, b, h, row->query), 0, 1, job->d_k);
-        mha__want_rows(w, job->o + mha__at(&job->o_stride, NULL, b, h, row->query), 0, 1, job->d_v);
+    for (i = 0; i < m; i += run) {
+        const mha__row *row = u->row + r + i;
+        ptrdiff_t h = row->head + (g - u->g) * group, at = row->query;
+        run = mha__in_order(row, m - i);
+        mha__want_rows(w, job->q + mha__at(&job->q_stride, NULL, b, h, at), job->q_stride.seq, run,
+                       job->d_k);
+        mha__want_rows(w, job->o + mha__at(&job->o_stride, NULL, b, h, at), job->o_stride.seq, run,
+                       job->d_v);
         if (row->head == u->g * group) { /* k and v once for the group */
-            i0 = mha__min(i0, row->query);
-            i1 = row->query + 1;
+            t = job->keys * at / job->seq;
+            n = job->keys * (at + run) / job->seq - t;
         }
     }
-    if (i0 >= i1) return;
-    t = job->keys * i0 / job->seq;
-    n = job->keys * i1 / job->seq - t;
+    if (n == 0) return;
     if (job->local)
         mha__want_rows(w, job->k_from + mha__at(&job->k_stride, NULL, b, g, t), job->k_stride.seq,
                        n, job->d_k);
     else
-        mha__want_rows(w, job->k.data + b * job->k.batch + g * job->k.head + t * job->d_k, 0, 1,
-                       n * job->d_k);
+        mha__want_rows(w, job->k.data + b * job->k.batch + g * job->k.head + t * job->d_k, job->d_k,
+                       n, job->d_k);
     if (job->local || job->v_rows)
         mha__want_rows(w, job->v_from + mha__at(&job->v_stride, NULL, b, g, t), job->v_stride.seq,
                        n, job->d_v);
     else
-        mha__want_rows(w, job->v.data + b * job->v.batch + g * job->v.head + t * job->d_v, 0, 1,
-                       n * job->d_v);
+        mha__want_rows(w, job->v.data + b * job->v.batch + g * job->v.head + t * job->d_v, job->d_v,
+                       n, job->d_v);
 }
 
 /* o [m, 16*panels] = alpha * o + s v, over n keys of a block from key from on; alpha null: o starts at
@@ -4046,7 +4094,7 @@ static void mha__values(const mha__attend_job *job, const mha__block *block, int
     const mha__kernels *kern = job->kern;
     int most = m == 1 ? MHA__N_BLOCK : kern->terms ? 1 : 2 * MHA__N_BLOCK;
     int pieces = block->alone && block->v_panel == MHA__NR && panels > most;
-    int step = pieces ? MHA__NR : n, k, kn;
+    int step = pieces ? MHA__NR : n, stream = wanted && job->large && block->alone, k, kn;
     if (block->compact) {
         kern->narrow(m, panels, n, s, job->v.type,
                      block->v_at + from * MHA__NR * (ptrdiff_t)mha__type_size(job->v.type), MHA__NR,
@@ -4057,6 +4105,9 @@ static void mha__values(const mha__attend_job *job, const mha__block *block, int
         const float *v = block->v + (from + k) * block->v_row;
         kn = (int)mha__min(step, n - k);
         if (pieces) mha__fetch_rows(v, block->v_row, panels * MHA__NR, kn);
+        if (stream && block->v_row == MHA__NR)
+            mha__want_pages(wanted, v, block->v_panel, panels, kn * MHA__NR);
+        if (stream && block->v_row == job->d_v) mha__want_pages(wanted, v, 0, 1, kn * block->v_row);
         kern->gemm(m, panels, kn, s + k * kern->mr, v, block->v_row, block->v_panel, o,
                    k ? mha__ones : alpha, wanted);
     }
@@ -4068,18 +4119,18 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
     const mha__attend_job *job = u->job;
     const mha__kernels *kern = job->kern;
     float *q = u->q, *o = u->o, alpha[MHA__MR_MAX];
-    mha__wanted wanted;
+    mha__wanted wanted, *next = job->ahead ? &wanted : NULL; /* else the first tile asks for all */
     ptrdiff_t r;
-    int from = 0, m, n, np, all, panels = (int)mha__panels_v(job);
+    int from = 0, m, n, np, rest, panels = (int)mha__panels_v(job);
     for (r = 0; r < u->rows; r += m, q += u->qtile, o += u->otile) {
         mha__row *row = u->row + r;
         m = (int)mha__min(u->height, u->rows - r);
-        wanted.n = wanted.at = 0;
+        mha__wanted_none(&wanted);
         if (job->ahead && block->to == block->hi) mha__want_head(&wanted, u, r, m);
-        all = wanted.n;
-        wanted.n = all / 2; /* asked for with the products of keys; the rest with those of values */
-        n = mha__scores(job, u->b, row, m, block, u->unit, q, u->s, &from, &wanted);
-        wanted.n = all;
+        rest = wanted.n / 2; /* for the products with values to ask for */
+        wanted.n -= rest;
+        n = mha__scores(job, u->b, row, m, block, u->unit, q, u->s, &from, r ? next : &wanted);
+        wanted.n += rest;
         if (n == 0) {
             mha__wanted_spread(&wanted, 1, 1, 1);
             mha__wanted_ask(&wanted);
@@ -4095,7 +4146,8 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
         np = (n + MHA__NR - 1) / MHA__NR;
         kern->softmax(m, np, u->s, u->top + r, u->sum + r, alpha);
         if (block->scaled) kern->times(m, np, u->s, block->v_scale + from);
-        mha__values(job, block, m, panels, n, from, u->s, row->started ? alpha : NULL, o, &wanted);
+        mha__values(job, block, m, panels, n, from, u->s, row->started ? alpha : NULL, o,
+                    r ? next : &wanted);
         row->started = 1;
     }
 }
@@ -4431,7 +4483,9 @@ static void mha__shared_scores_unit(const void *arg, ptrdiff_t unit, float *scra
     mha__row row[MHA__MR_MAX];
     mha__place k, v;
     mha__block block;
+    mha__wanted wanted;
     if (!mha__shared_block(u, w, mha__kv_of(job, u->b, u->g, scratch, &k, &v), &block)) return;
+    mha__wanted_none(&wanted);
     mha__block_keys(job, &k, &block);
     for (i = 0; i * height < u->rows; i++) {
         mha__shared *x = mha__shared_at(job, at, w, i);
@@ -4442,7 +4496,7 @@ static void mha__shared_scores_unit(const void *arg, ptrdiff_t unit, float *scra
         }
         x->from = 0;
         x->n = mha__scores(job, u->b, row, (int)m, &block, u->unit, u->q + i * u->qtile,
-                           mha__shared_scores(x), &x->from, NULL);
+                           mha__shared_scores(x), &x->from, i ? NULL : &wanted);
         for (n = 0, x->seen = 0; n < m; n++) x->seen |= (unsigned)row[n].seen << n;
     }
 }
@@ -4488,19 +4542,22 @@ static void mha__shared_values_unit(const void *arg, ptrdiff_t unit, float *scra
     ptrdiff_t p1 = mha__panels_v(job) * (v_part + 1) / job->v_parts;
     const mha__unit *u = mha__shared_unit(job, at);
     ptrdiff_t height = u->height, tiles = mha__div_up(u->rows, height),
-              end = tiles * (part + 1) / job->parts;
+              begin = tiles * part / job->parts, end = tiles * (part + 1) / job->parts;
+    mha__wanted wanted;
     mha__place k, v;
     mha__block block;
     int lazy = mha__kv_of(job, u->b, u->g, scratch, &k, &v);
     for (w = 0; w < job->window && mha__shared_block(u, w, lazy, &block); w++) {
         mha__block_values(job, &v, p0, p1, &block);
-        for (i = tiles * part / job->parts; i < end; i++) {
+        mha__wanted_none(&wanted);
+        for (i = begin; i < end; i++) {
             mha__shared *x = mha__shared_at(job, at, w, i);
             if (x->n)
                 mha__values(job, &block, (int)mha__min(height, u->rows - i * height),
                             (int)(p1 - p0), x->n, x->from, mha__shared_scores(x),
                             x->started ? x->alpha : NULL,
-                            u->o + i * u->otile + p0 * job->kern->mr * MHA__NR, NULL);
+                            u->o + i * u->otile + p0 * job->kern->mr * MHA__NR,
+                            i == begin ? &wanted : NULL);
         }
     }
 }
@@ -4617,6 +4674,8 @@ static void mha__attend(mha__attend_job *job, const mha_parallel *par, char *scr
     size_t bytes = mha__add(mha__floats(job->batch, job->heads, job->seq, job->d_k + job->d_v),
                             mha__floats(job->batch, job->kv_heads, job->keys, job->d_k + job->d_v));
     if (job->batch == 0 || job->seq == 0) return;
+    job->large =
+        mha__floats(job->batch, job->kv_heads, job->keys, job->d_k + job->d_v) > (size_t)MHA__NEAR;
     job->queries = mha__unit_queries(job->kern, job->heads / job->kv_heads, job->seq);
     job->tiles = mha__div_up(job->seq, job->queries);
     if (bytes > MHA__CACHED && !job->past && !job->cu_q && !job->cu_k && job->seq <= MHA__FETCHED &&

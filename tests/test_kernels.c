@@ -233,15 +233,16 @@ static enum greatest_test_res product_check(product *p)
             ASSERT_CLOSE(whole + here, &want, 1, size * (k + 2) * 6e-8);
         }
 
-    /* all lines that are wanted are asked for (if any are), and nothing comes of it */
-    wanted.at = 0;
-    wanted.n = (m * 97 + np * 41 + k * 7) % (MHA__WANTED + 1);
-    for (int i = 0; i < wanted.n; i++) wanted.line[i] = p->b + i;
+    /* all that is wanted is asked for (where anything is), and nothing comes of it */
+    mha__wanted_none(&wanted);
+    for (int i = (m * 97 + np * 41 + k * 7) % (MHA__WANTED + 2); i > 0; i--)
+        mha__want(&wanted, p->b + i, 0, 1, i % 9);
     p->wanted = &wanted;
     memcpy(part, p->c, sizeof part);
     product_part(p, 0, m, 0, np, 0, k, part, p->start);
     p->wanted = NULL;
     ASSERTm("with lines wanted", same_c(p, whole, part));
+    ASSERT(wanted.n <= MHA__WANTED);
     ASSERT_EQ_FMT(k == 0 || kern->isa == MHA_ISA_SCALAR ? 0 : wanted.n, wanted.at, "%d");
 
     for (int cut = MHA__NR; cut < k; cut += MHA__NR) {
