@@ -219,8 +219,27 @@ static int ascending(const void *a, const void *b)
 
    For a vector type v of n floats: v_burn, n times as many multiply-adds as there are
    accumulators, all independent and all in registers (named variables: gcc -O2 may keep an array
-   in memory); v_read, the sum of an array in one stream or in four. FMA units take 2 to 6 vectors
-   per cycle and need 4 or 5 cycles: 12 accumulators fill two of them, 24 fill six. */
+   in memory); v_read, the sum of an array in one stream or in four, with or without asking for the
+   first lines of the pages to come: which is fastest depends on the CPU. FMA units take 2 to 6
+   vectors per cycle and need 4 or 5 cycles: 12 accumulators fill two of them, 24 fill six. */
+
+typedef struct reading {
+    int streams, pages;
+} reading;
+enum { READINGS = 4 };
+static const reading readings[READINGS] = { { 1, 0 }, { 4, 0 }, { 1, 1 }, { 4, 1 } };
+
+/* Of bytes bytes two pages after at, the lines that are among the first 8 of a page. */
+static void ask_pages(const float *at, size_t bytes)
+{
+#ifdef __GNUC__
+    size_t c;
+    for (c = 8192; c < 8192 + bytes; c += 64)
+        if (((size_t)at + c) % 4096 < 512) __builtin_prefetch((const char *)at + c, 0, 2);
+#else
+    (void)at, (void)bytes;
+#endif
+}
 
 #define EACH8(F, v) F(v, 0) F(v, 1) F(v, 2) F(v, 3) F(v, 4) F(v, 5) F(v, 6) F(v, 7)
 #define EACH12(F, v) EACH8(F, v) F(v, 8) F(v, 9) F(v, 10) F(v, 11)
@@ -248,16 +267,20 @@ static int ascending(const void *a, const void *b)
         keep = sum[0]; \
         (void)keep; \
     } \
-    TARGET static void v##_read(const float *p, size_t n, int streams) \
+    TARGET static void v##_read(const float *p, size_t n, reading how) \
     { \
-        const size_t lanes = LANES, apart = streams == 1 ? 2 * lanes : n / 4; \
-        const size_t step = streams == 1 ? 8 * lanes : 2 * lanes; \
-        size_t at = 0, left; \
+        const size_t lanes = LANES, apart = how.streams == 1 ? 2 * lanes : n / 4; \
+        const size_t step = how.streams == 1 ? 8 * lanes : 2 * lanes; \
+        size_t at = 0, left, i; \
         v x = v##_set(0.0f); \
         float sum[LANES]; \
         volatile float keep; \
         EACH8(BEGIN, v) \
-        for (left = n / (8 * lanes); left > 0; left--, at += step) { EACH8(LOAD, v) } \
+        for (left = n / (8 * lanes); left > 0; left--, at += step) { \
+            for (i = 0; how.pages && i < (size_t)how.streams; i++) \
+                ask_pages(p + at + i * apart, step * sizeof *p); \
+            EACH8(LOAD, v) \
+        } \
         EACH8(SUM, v) \
         v##_store(sum, x); \
         keep = sum[0]; \
@@ -316,7 +339,7 @@ CEILINGS(, f1, 1, EACH12)
 typedef struct machine {
     mha_isa isa;
     void (*burn)(long n);
-    void (*read)(const float *p, size_t n, int streams);
+    void (*read)(const float *p, size_t n, reading how);
     double flop; /* of burn(1) */
 } machine;
 
@@ -346,7 +369,8 @@ typedef struct probe {
     long n;            /* burn */
     const float *data; /* read, if set */
     size_t count;
-    int streams, threads;
+    reading how;
+    int threads;
     volatile int here[MAX_THREADS];
     double begin[MAX_THREADS], end[MAX_THREADS];
 } probe;
@@ -361,7 +385,7 @@ static void probe_task(void *arg, int index)
     while (i < p->threads && now() < until)
         if (p->here[i]) i++;
     p->begin[index] = now();
-    if (p->data) p->m->read(p->data + share * (size_t)index, share, p->streams);
+    if (p->data) p->m->read(p->data + share * (size_t)index, share, p->how);
     else p->m->burn(p->n);
     p->end[index] = now();
 }
@@ -410,15 +434,14 @@ static void measure_peak(int isa, int many)
     raise_to(&peak[isa][many], p.m->flop * (double)p.n * thread_count(many) / probe_run(&p, many));
 }
 
-/* Bytes per second of one reading, with the widest loads there are. In one stream or in four:
-   which is faster depends on the prefetchers. */
-static double read_speed(const float *data, size_t count, int many, int streams)
+/* Bytes per second of one reading, with the widest loads there are. */
+static double read_speed(const float *data, size_t count, int many, reading how)
 {
     static probe p;
     for (p.m = machines; !mha_isa_available(p.m->isa); p.m++) {}
     p.data = data;
     p.count = count;
-    p.streams = streams;
+    p.how = how;
     return (double)(count * sizeof *data) / probe_run(&p, many);
 }
 
@@ -447,23 +470,23 @@ static void make_big(void)
 }
 
 /* The next count floats, none of which were read a short while ago. */
-static double read_on(size_t count, int many, int streams)
+static double read_on(size_t count, int many, reading how)
 {
     static size_t at;
     double speed;
     if (at + count > big_count) at = 0;
-    speed = read_speed(big + at, count, many, streams);
+    speed = read_speed(big + at, count, many, how);
     at += count;
     return speed;
 }
 
 /* Raises dram[many]. A window takes about as long as a decode call, since the best of many short
    times is not to be set against a long one. */
-static void measure_dram(int many, int streams)
+static void measure_dram(int many, reading how)
 {
     size_t window = ((size_t)8 << 18) * (size_t)thread_count(many);
     if (window > big_count / 4) window = big_count / 4;
-    raise_to(&dram[many], read_on(window, many, streams));
+    raise_to(&dram[many], read_on(window, many, how));
 }
 
 /* ---- cells ------------------------------------------------------------------------------------- */
@@ -696,7 +719,7 @@ static double time_call(const cell *c)
 {
     double begin, end;
     int i;
-    if (c->state == COLD) read_on(sweep_count, c->many, 4);
+    if (c->state == COLD) read_on(sweep_count, c->many, readings[1]);
     begin = now();
     for (i = 0; i < c->inner; i++) call(c);
     end = now();
@@ -710,10 +733,10 @@ static void measure_ceiling(cell *c, double seconds)
     double begin = now();
     int i = 0;
     while (i < 8 || now() - begin < seconds) {
-        int streams = i++ % 2 ? 4 : 1;
+        reading how = readings[i++ % READINGS];
         if (c->state == PLAIN) measure_peak(c->isa, c->many);
-        else if (c->state == COLD) measure_dram(c->many, streams);
-        else raise_to(&c->ceiling, read_speed(again, (size_t)c->read / 4, c->many, streams));
+        else if (c->state == COLD) measure_dram(c->many, how);
+        else raise_to(&c->ceiling, read_speed(again, (size_t)c->read / 4, c->many, how));
     }
 }
 
@@ -771,7 +794,7 @@ static void measure(int rounds, double seconds)
     for (many = 0; many < n_many; many++)
         for (i = 0; i < 256; i++) {
             for (isa = 0; isa < n_isas; isa++) measure_peak(isa, many);
-            if (i % 4 == 0) measure_dram(many, i % 8 ? 4 : 1);
+            if (i % 4 == 0) measure_dram(many, readings[i / 4 % READINGS]);
         }
     for (round = 0; round < rounds; round++) {
         progress(1, "round %d of %d, %.0f s so far", round + 1, rounds, now() - begin);
