@@ -1138,12 +1138,15 @@ typedef struct mha__shape {
 } mha__shape;
 
 /* Memory that is wanted soon, for a product to ask for between its multiply-adds: all of it before
-   them would hold it up, as a CPU takes no more than 10 to 16 lines that are on their way. */
+   them would hold it up, as a CPU waits for no more than 10 to 16 lines at a time. A kernel may leave it
+   alone, as the portable one does. */
 #define MHA__WANTED 64
 
 typedef struct mha__wanted {
-    int n, at, each; /* runs of lines, how many were asked for, and how many are every 16 terms */
-    ptrdiff_t step;  /* floats from a line to the next */
+    int n;          /* runs of lines */
+    int at;         /* how many of them were asked for */
+    int each;       /* how many are every 16 terms */
+    ptrdiff_t step; /* floats from a line to the next */
     struct {
         const float *line;
         ptrdiff_t lines;
@@ -1244,19 +1247,20 @@ static void mha__wanted_none(mha__wanted *w)
 MHA__INLINE void mha__want(mha__wanted *w, const float *from, ptrdiff_t row, ptrdiff_t n,
                            ptrdiff_t lines)
 {
+    ptrdiff_t i;
     if (w->at == w->n) w->at = w->n = 0;
-    for (; n > 0 && w->n < MHA__WANTED; n--, from += row) {
-        w->run[w->n].line = from;
-        w->run[w->n++].lines = lines;
+    for (i = 0; i < n && w->n < MHA__WANTED; i++, w->n++) {
+        w->run[w->n].line = from + i * row;
+        w->run[w->n].lines = lines;
     }
 }
 
-/* A CPU fetches by itself what follows in a stream of memory, but many only up to the end of a page of
-   4 KiB: in the next they wait for some lines before they begin again. So while n floats of each of np
-   streams, apart floats from each other, are multiplied, the first lines of each page that is two
-   pages further on are wanted. From DRAM on Sapphire Rapids a loop that only reads is 1.35 times as
-   fast for it, one query over 1024 keys of 12 heads 1.3 times, one row of x through weights of
-   D = 2048 1.1 times, compact ones 1.3 times. (With 16 lines a page, half of that.) */
+/* A CPU fetches by itself what follows in a stream of memory, but many CPUs only up to the end of a
+   page of 4 KiB: in the next they wait for some lines before they begin again. So while n floats of
+   each of np streams, apart floats from each other, are multiplied, the first lines of each page that
+   is two pages further on are wanted. From DRAM on Sapphire Rapids a loop that only reads is 1.35 times
+   as fast for it, one query over 1024 keys of 12 heads 1.3 times, one row of x through weights of
+   D = 2048 1.1 times, compact ones 1.3 times. (16 lines a page bring half as much.) In floats: */
 #define MHA__PAGE 1024
 #define MHA__PAGE_LINES 8
 #define MHA__PAGES_AHEAD (2 * MHA__PAGE)
@@ -1273,14 +1277,14 @@ static void mha__want_pages(mha__wanted *w, const float *from, ptrdiff_t apart, 
         }
 }
 
-/* Before k terms of np panels, at most so many panels at a time, which share ask for so many of the
-   lines. */
+/* Before a product of k terms with np panels, at most so many of them at a time: how many runs are
+   asked for every 16 terms, so that the last ones are before its end. */
 MHA__INLINE void mha__wanted_spread(mha__wanted *w, int k, int np, int most)
 {
-    int times;
+    ptrdiff_t times;
     if (!w || k < 1 || np < 1) return;
-    times = ((k - 1) / MHA__NR + 1) * ((np - 1) / most + 1);
-    w->each = (w->n - w->at + times - 1) / times;
+    times = ((ptrdiff_t)(k - 1) / MHA__NR + 1) * ((np - 1) / most + 1);
+    w->each = (int)((w->n - w->at + times - 1) / times);
 }
 
 /* Before each 16 of them. */
@@ -1590,10 +1594,9 @@ MHA__INLINE MHA__AVX2 void mha__columns_avx2(const float *row, ptrdiff_t b_row, 
 }
 
 /* Two lines of the keys to come, while two are used. Those of adjacent rows (a constant) are read,
-   one after the other, as a stream, whose pages are asked for before that: on Zen 4, one query over
-   1024 keys of 12 heads, d = 64, was 1.2 times as fast from DRAM, 1.08 times from L3, when what was
-   asked for, all lines then, was read too. (Reading alone: no faster from DRAM, as every block begins
-   slowly.) Of others, a line of each row is asked for; row is their distance, or 0 if there are none. */
+   one after the other, as a stream, whose pages are asked for before that. (Not read but only asked
+   for, they take 1.15 times as long from DRAM and from L3 on Sapphire Rapids.) Of others, a line of each
+   row is asked for; row is their distance, or 0 if there are none. */
 MHA__INLINE const float *mha__come(const int adjacent, const float *next, ptrdiff_t row)
 {
     if (adjacent) {
@@ -2448,7 +2451,7 @@ MHA__INLINE void mha__rows_neon(const int R, int k, const float *a, const float 
 
 /* One row, the accumulators by name: clang 14 leaves an array of one row on the stack. */
 MHA__INLINE void mha__row_neon(int k, const float *a, const float *b, ptrdiff_t b_row, float *c,
-                               const float *start)
+                               const float *start, mha__wanted *wanted)
 {
     float32x4_t x = vdupq_n_f32(start ? *start : 0.0f), s0 = x, s1 = x, s2 = x, s3 = x;
     int kk, n;
@@ -2460,6 +2463,7 @@ MHA__INLINE void mha__row_neon(int k, const float *a, const float *b, ptrdiff_t 
     }
     for (; k > 0; k -= MHA__NR, a += (MHA__NEON_MR - 1) * MHA__NR) {
         n = k < MHA__NR ? k : MHA__NR;
+        mha__wanted_ask(wanted);
         for (kk = 0; kk < n; kk++, a++, b += b_row) {
             x = vld1q_dup_f32(a);
             s0 = vfmaq_f32(s0, x, vld1q_f32(b));
@@ -2482,7 +2486,7 @@ static void mha__gemm_neon(int m, int np, int k, const float *a, const float *b,
         case 4: mha__rows_neon(4, k, a, b, b_row, c, start, wanted); break;
         case 3: mha__rows_neon(3, k, a, b, b_row, c, start, wanted); break;
         case 2: mha__rows_neon(2, k, a, b, b_row, c, start, wanted); break;
-        default: mha__row_neon(k, a, b, b_row, c, start);
+        default: mha__row_neon(k, a, b, b_row, c, start, wanted);
         }
 }
 
@@ -3059,7 +3063,8 @@ static ptrdiff_t mha__at(const mha_stride *s, const int *cu, ptrdiff_t b, ptrdif
    memory. Zen 4, with twice the bandwidth: all within 1 %. */
 #define MHA__M_BLOCK 192
 
-/* Bytes of weights that are taken to be in L2, if they were used a short while ago. */
+/* Bytes of weights, or of keys and values, that are taken to be in L2, if they were used a short while
+   ago. */
 #ifndef MHA__NEAR /* 0 in some of the tests */
 #define MHA__NEAR ((ptrdiff_t)1 << 20)
 #endif
@@ -3152,6 +3157,11 @@ static void mha__project_wanted(mha__wanted *wanted, const float *w, ptrdiff_t p
         mha__want(wanted, w + p * panel + from * 8 * MHA__NR, 8 * MHA__NR, to - from, 4);
 }
 
+/* The first tile to use a block of weights waits for memory. Where there are so many, each of the
+   others has some of the next block asked for: 3 to 4 % at 128 rows on Sapphire Rapids; with fewer it
+   costs more than it brings, and the first one asks for pages ahead. */
+#define MHA__TILES_AHEAD 20
+
 static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
 {
     const mha__project_job *job = (const mha__project_job *)arg;
@@ -3200,19 +3210,16 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                 for (i = 0; i < tiles; i++) {
                     m = (int)mha__min(height, rows - i * height);
                     mha__wanted_none(&wanted);
-                    /* The first tile to use a block of weights would wait for memory: with each
-                       tile some of the next block is asked for. 3 to 4 % at 128 rows on Sapphire
-                       Rapids; with fewer tiles it costs more than it brings. */
-                    if (tiles >= 20 && !compact && left > kn)
+                    if (i > 0 && tiles >= MHA__TILES_AHEAD && !compact && left > kn)
                         mha__project_wanted(&wanted, w + (k0 + kn) * MHA__NR, job->k * MHA__NR, np,
-                                            mha__min(MHA__K_BLOCK, left - kn), i, tiles);
-                    else if (tiles >= 20 && !compact && p + np < end)
+                                            mha__min(MHA__K_BLOCK, left - kn), i - 1, tiles - 1);
+                    else if (i > 0 && tiles >= MHA__TILES_AHEAD && !compact && p + np < end)
                         mha__project_wanted(&wanted, w + np * job->k * MHA__NR, job->k * MHA__NR,
                                             (int)mha__min(MHA__N_BLOCK, end - p - np),
-                                            mha__min(MHA__K_BLOCK, job->k), i, tiles);
+                                            mha__min(MHA__K_BLOCK, job->k), i - 1, tiles - 1);
                     /* floats are in L2 after the first tile; rows of halves are taken in groups */
                     step = turns && m > 1 && (i == 0 || narrow) ? kern->terms : kn;
-                    stream = large && tiles < 20 && i == 0;
+                    stream = large && tiles < MHA__TILES_AHEAD && i == 0;
                     if (stream && narrow && step == kn) /* a page at a time, or less */
                         step =
                             MHA__PAGE * (int)sizeof(float) / (int)(row * size) / MHA__NR * MHA__NR;
@@ -4074,7 +4081,9 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
    MHA__FETCHED keys would not stay in L2. More than four keys a query are too many to ask for
    meanwhile: with one query, the other way takes 1.3 times as long from L3, with four 1.2 times, from
    DRAM too. */
+#ifndef MHA__CACHED /* 0 in some of the tests */
 #define MHA__CACHED ((size_t)6 << 20)
+#endif
 #define MHA__FETCHED (4 * MHA__KEYS)
 
 static void mha__want_rows(mha__wanted *w, const float *from, ptrdiff_t row, ptrdiff_t n,
@@ -4083,7 +4092,8 @@ static void mha__want_rows(mha__wanted *w, const float *from, ptrdiff_t row, ptr
     mha__want(w, from, row, n, mha__div_up(d, MHA__NR));
 }
 
-static void mha__want_head(mha__wanted *w, const mha__unit *u, ptrdiff_t r, int m)
+static void mha__want_head(mha__wanted *keys, mha__wanted *values, const mha__unit *u, ptrdiff_t r,
+                           int m)
 {
     const mha__attend_job *job = u->job;
     ptrdiff_t group = job->heads / job->kv_heads, next = u->b * job->kv_heads + u->g + job->ahead;
@@ -4094,28 +4104,28 @@ static void mha__want_head(mha__wanted *w, const mha__unit *u, ptrdiff_t r, int 
         const mha__row *row = u->row + r + i;
         ptrdiff_t h = row->head + (g - u->g) * group, at = row->query;
         run = mha__in_order(row, m - i);
-        mha__want_rows(w, job->q + mha__at(&job->q_stride, NULL, b, h, at), job->q_stride.seq, run,
-                       job->d_k);
-        mha__want_rows(w, job->o + mha__at(&job->o_stride, NULL, b, h, at), job->o_stride.seq, run,
-                       job->d_v);
+        mha__want_rows(keys, job->q + mha__at(&job->q_stride, NULL, b, h, at), job->q_stride.seq,
+                       run, job->d_k);
+        mha__want_rows(values, job->o + mha__at(&job->o_stride, NULL, b, h, at), job->o_stride.seq,
+                       run, job->d_v);
         if (row->head == u->g * group) { /* k and v once for the group */
-            t = job->keys * at / job->seq;
+            if (n == 0) t = job->keys * at / job->seq;
             n = job->keys * (at + run) / job->seq - t;
         }
     }
     if (n == 0) return;
     if (job->local)
-        mha__want_rows(w, job->k_from + mha__at(&job->k_stride, NULL, b, g, t), job->k_stride.seq,
-                       n, job->d_k);
+        mha__want_rows(keys, job->k_from + mha__at(&job->k_stride, NULL, b, g, t),
+                       job->k_stride.seq, n, job->d_k);
     else
-        mha__want_rows(w, job->k.data + b * job->k.batch + g * job->k.head + t * job->d_k, job->d_k,
-                       n, job->d_k);
+        mha__want_rows(keys, job->k.data + b * job->k.batch + g * job->k.head + t * job->d_k,
+                       job->d_k, n, job->d_k);
     if (job->local || job->v_rows)
-        mha__want_rows(w, job->v_from + mha__at(&job->v_stride, NULL, b, g, t), job->v_stride.seq,
-                       n, job->d_v);
+        mha__want_rows(values, job->v_from + mha__at(&job->v_stride, NULL, b, g, t),
+                       job->v_stride.seq, n, job->d_v);
     else
-        mha__want_rows(w, job->v.data + b * job->v.batch + g * job->v.head + t * job->d_v, job->d_v,
-                       n, job->d_v);
+        mha__want_rows(values, job->v.data + b * job->v.batch + g * job->v.head + t * job->d_v,
+                       job->d_v, n, job->d_v);
 }
 
 /* o [m, 16*panels] = alpha * o + s v, over n keys of a block from key from on; alpha null: o starts at
@@ -4143,7 +4153,8 @@ static void mha__values(const mha__attend_job *job, const mha__block *block, int
         if (pieces) mha__fetch_rows(v, block->v_row, panels * MHA__NR, kn);
         if (stream && block->v_row == MHA__NR)
             mha__want_pages(wanted, v, block->v_panel, panels, kn * MHA__NR);
-        if (stream && block->v_row == job->d_v) mha__want_pages(wanted, v, 0, 1, kn * block->v_row);
+        else if (stream && block->v_row == panels * MHA__NR)
+            mha__want_pages(wanted, v, 0, 1, kn * block->v_row);
         kern->gemm(m, panels, kn, s + k * kern->mr, v, block->v_row, block->v_panel, o,
                    k ? mha__ones : alpha, wanted);
     }
@@ -4155,20 +4166,20 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
     const mha__attend_job *job = u->job;
     const mha__kernels *kern = job->kern;
     float *q = u->q, *o = u->o, alpha[MHA__MR_MAX];
-    mha__wanted wanted, *next = job->ahead ? &wanted : NULL; /* else the first tile asks for all */
+    mha__wanted keys, values; /* for either product to ask for: the next head, and pages to come */
     ptrdiff_t r;
-    int from = 0, m, n, np, rest, panels = (int)mha__panels_v(job);
+    int from = 0, m, n, np, asks, panels = (int)mha__panels_v(job);
     for (r = 0; r < u->rows; r += m, q += u->qtile, o += u->otile) {
         mha__row *row = u->row + r;
         m = (int)mha__min(u->height, u->rows - r);
-        mha__wanted_none(&wanted);
-        if (job->ahead && block->to == block->hi) mha__want_head(&wanted, u, r, m);
-        rest = wanted.n / 2; /* for the products with values to ask for */
-        wanted.n -= rest;
-        n = mha__scores(job, u->b, row, m, block, u->unit, q, u->s, &from, r ? next : &wanted);
-        wanted.n += rest;
+        asks = job->ahead || r == 0; /* the first tile asks for the pages of a block */
+        mha__wanted_none(&keys);
+        mha__wanted_none(&values);
+        if (job->ahead && block->to == block->hi) mha__want_head(&keys, &values, u, r, m);
+        n = mha__scores(job, u->b, row, m, block, u->unit, q, u->s, &from, asks ? &keys : NULL);
         if (n == 0) {
-            mha__wanted_now(&wanted);
+            mha__wanted_now(&keys);
+            mha__wanted_now(&values);
             continue;
         }
         if (u->careful) {
@@ -4182,7 +4193,7 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
         kern->softmax(m, np, u->s, u->top + r, u->sum + r, alpha);
         if (block->scaled) kern->times(m, np, u->s, block->v_scale + from);
         mha__values(job, block, m, panels, n, from, u->s, row->started ? alpha : NULL, o,
-                    r ? next : &wanted);
+                    asks ? &values : NULL);
         row->started = 1;
     }
 }

@@ -12,6 +12,7 @@
 #define _POSIX_C_SOURCE 200809L
 #define MHA_IMPLEMENTATION
 #define MHA__SHARED_LEAST 1 /* threads share what is left over, however little it is */
+#define MHA__CACHED 0       /* the next head is asked for, however small it is */
 #define MHA__NEAR 0         /* few rows take the terms of panels in turn, however few there are */
 #include <limits.h>
 

@@ -23,8 +23,8 @@ EQUIVALENT = [
     ("MHA__MUTEX_INIT", ";", "with glibc a mutex of zeros, which memset makes, is a good one"),
     ("MHA__COND_FREE", ";", "with glibc there is nothing to give back"),
     ("MHA__MUTEX_FREE", ";", "with glibc there is nothing to give back"),
-    (r"^mha__(project_wanted|want\w*|fetch\w*|ahead):|MHA__PREFETCH|MHA__CACHED|job->ahead|wanted|mha__want|"
-     r"block(\.|->)next", "",
+    (r"^mha__(project_wanted|want\w*|fetch\w*|ahead):|MHA__PREFETCH|MHA__CACHED|job->ahead|"
+     r"mha__want\w*\(|wanted\.(n|at|each|step)", "",
      "asks for memory ahead of its use: speed only"),
     (r"alone && !lazy && !job->local && job->tiles == 1", "", "two ways to the same bits"),
     (r"^mha__narrow_avx2: did = np >= 4", "did = p >= 4", "two ways to the same bits"),

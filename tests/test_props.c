@@ -468,6 +468,37 @@ TEST batch_independence(mha_isa isa)
     PASS();
 }
 
+/* A sequence alone is that sequence among so many that they fit no cache: what one tile uses where it
+   lies, and the next head, are asked for together. */
+TEST many_short_sequences(mha_isa isa)
+{
+    enum { D = 256, B = 350, T = 6 };
+    net n = net_weights(isa, D, 1, 1, D, D, 0, 0, 96);
+    rng r = rng_make(97);
+    float *x = rng_floats(&r, B * T * D), *y = test_floats(T * D, 0),
+          *all = test_floats(B * T * D, 0);
+    mha_args a;
+    ASSERT_STATUS(MHA_OK, net_create(&n));
+    memset(&a, 0, sizeof a);
+    a.batch = B;
+    a.seq = T;
+    a.x = x;
+    a.y = all;
+    ASSERT_STATUS(MHA_OK, mha_forward(n.layer, &a));
+    a.batch = 1;
+    a.y = y;
+    for (int b = 0; b < B; b += 58) {
+        a.x = x + b * T * D;
+        ASSERT_STATUS(MHA_OK, mha_forward(n.layer, &a));
+        ASSERT(same_result(y, all + b * T * D, T * D));
+    }
+    free(x);
+    free(y);
+    free(all);
+    net_free(&n);
+    PASS();
+}
+
 /* A token alone is that token among others where weights are more than L2 is taken to hold, and few
    rows take the terms of several panels in turn, or a page at a time. D is no multiple of 16, nor of the
    terms; q, k and v have 35 panels each, the last group three. */
@@ -851,6 +882,7 @@ SUITE(props_suite)
     RUN_ON_EACH_ISA(batch_independence);
     RUN_ON_EACH_ISA(large_batch);
     RUN_ON_EACH_ISA(large_weights);
+    RUN_ON_EACH_ISA(many_short_sequences);
     RUN_ON_EACH_ISA(tasks_in_any_order);
     RUN_ON_EACH_ISA(requests);
     RUN_ON_EACH_ISA(in_place);
