@@ -1260,8 +1260,8 @@ MHA__INLINE void mha__want(mha__wanted *w, const float *from, ptrdiff_t row, ptr
    each of np streams, apart floats from each other, are multiplied, the first lines of each page that
    is two pages further on are wanted. From DRAM on Sapphire Rapids a loop that only reads is 1.35 times
    as fast for it, one query over 1024 keys of 12 heads 1.3 times, one row of x through weights of
-   D = 2048 1.1 times, compact ones 1.3 times. (16 lines a page bring half as much.) In floats: */
-#define MHA__PAGE 1024
+   D = 2048 1.1 times, compact ones 1.3 times. (16 lines a page bring half as much.) */
+#define MHA__PAGE 1024 /* floats */
 #define MHA__PAGE_LINES 8
 #define MHA__PAGES_AHEAD (2 * MHA__PAGE)
 
@@ -3869,7 +3869,7 @@ MHA__INLINE void mha__fetch_rows(const float *from, ptrdiff_t row, ptrdiff_t d, 
 }
 
 /* s [m,n] = q k^T, for keys from .. from + n - 1 of a block that few tiles use, from a multiple
-   of 16. */
+   of 16. wanted: what is asked for meanwhile, to which pages to come are added; or null. */
 static void mha__products(const mha__attend_job *job, int m, const float *q,
                           const mha__block *block, ptrdiff_t from, ptrdiff_t n, float *s,
                           mha__wanted *wanted)
@@ -4132,7 +4132,8 @@ static void mha__want_head(mha__wanted *keys, mha__wanted *values, const mha__un
    zero. Rows of values in place that gemm does not take whole are no stream, as keys are not: 16 of
    them are read first. From DRAM that is 1.2 to 1.5 times as fast, one query a key from d = 128 on, or
    with AVX2 2 to 4 of them; from L3 that of AVX2 is 10 % slower. Two passes, four queries, of AVX-512
-   are 1.1 times as fast from DRAM, but 12 to 20 % slower from L3: not those. */
+   are 1.1 times as fast from DRAM, but 12 to 20 % slower from L3: not those. wanted: as in
+   mha__products. */
 static void mha__values(const mha__attend_job *job, const mha__block *block, int m, int panels,
                         int n, int from, const float *s, const float *alpha, float *o,
                         mha__wanted *wanted)
