@@ -3851,7 +3851,8 @@ typedef struct mha__block {
 #define MHA__FAR 16384
 
 /* Asks for n rows of so many bytes ahead of their use: into L2, as what is asked for L1 holds up
-   loads that wait for memory too. */
+   loads that wait for memory too. Inlined, as all that only asks: gcc drops calls of functions that do
+   nothing else. */
 MHA__INLINE void mha__fetch(const void *from, ptrdiff_t row, ptrdiff_t n, ptrdiff_t bytes)
 {
     ptrdiff_t i, c;
@@ -4074,23 +4075,24 @@ MHA__APART void mha__unit_begin(mha__unit *u, const mha__attend_job *job, ptrdif
     }
 }
 
-/* Wanted while rows r .. r+m-1 are worked on: the same rows of q and o of the kv head that is next, and
-   their share of its k and v. 96 heads of 128 queries, 13 MB, are 16 % faster for it on one thread of
-   Sapphire Rapids, 8 to 22 % on Zen 4, 256 heads of 64, 17 MB, 16 to 37 % there, 12 of 1024, 13 MB,
-   1 %. Below MHA__CACHED bytes they stay in the caches, and asking would cost 2 %. More than
-   MHA__FETCHED keys would not stay in L2. More than four keys a query are too many to ask for
-   meanwhile: with one query, the other way takes 1.3 times as long from L3, with four 1.2 times, from
-   DRAM too. */
-#ifndef MHA__CACHED /* 0 in some of the tests */
-#define MHA__CACHED ((size_t)6 << 20)
-#endif
-#define MHA__FETCHED (4 * MHA__KEYS)
-
+/* n rows of d floats. */
 static void mha__want_rows(mha__wanted *w, const float *from, ptrdiff_t row, ptrdiff_t n,
                            ptrdiff_t d)
 {
     mha__want(w, from, row, n, mha__div_up(d, MHA__NR));
 }
+
+/* Wanted while rows r .. r+m-1 are worked on: the same rows of q and o of the kv head that is next, and
+   their share of its k and v. 96 heads of 128 queries, 13 MB, are 16 % faster for it on one thread of
+   Sapphire Rapids, 8 to 22 % on Zen 4, 256 heads of 64, 17 MB, 16 to 37 % there, 12 of 1024, 13 MB,
+   1 %. Below MHA__CACHED bytes they stay in the caches, and asking would cost 2 %. More than
+   MHA__FETCHED keys would not stay in L2. More than four keys a query are too many to ask for
+   meanwhile: with one query it would take 1.3 times as long from L3, with four 1.2 times, from DRAM
+   too. */
+#ifndef MHA__CACHED /* 0 in some of the tests */
+#define MHA__CACHED ((size_t)6 << 20)
+#endif
+#define MHA__FETCHED (4 * MHA__KEYS)
 
 static void mha__want_head(mha__wanted *keys, mha__wanted *values, const mha__unit *u, ptrdiff_t r,
                            int m)
