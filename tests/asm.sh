@@ -88,6 +88,7 @@ x86() {
     kernel gemm_avx2 12 2 # 6 rows x 2 registers; mha__pairs_avx2, from two places
     kernel pairs_avx2 8 # 2 rows x 2 panels
     kernel gemm_avx512 24 1 # 6 rows x 4 registers; mha__gemm_avx2, for a few panels of a few rows
+    [ $cc = clang ] || kernel dots_avx512 16 # 16 dims; clang keeps addresses on the stack
     kernel narrow_1x4_avx2 8 # one row x 4 panels
     kernel narrow_4x1_avx2 8 # 4 rows x 2 registers
     kernel narrow_avx512 16 2 # 4 rows x 4 panels; mha__narrow_1x4_avx2 and mha__narrow_avx2
