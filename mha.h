@@ -3204,7 +3204,8 @@ typedef struct mha__project_job {
     int n;                         /* matrices that share x */
     const mha__matrix *mat[3];
     mha__place to[3];
-    ptrdiff_t row_block, panels, chunk, chunks; /* a unit: row_block rows x chunk panels */
+    ptrdiff_t row_block, groups,
+        chunks; /* a unit: row_block rows x a part of the groups of panels */
 } mha__project_job;
 
 /* Terms per pass when compact weights are widened for it: one or two tiles use them once, so they
@@ -3295,8 +3296,10 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     const mha__kernels *kern = job->kern;
     ptrdiff_t r0 = unit / job->chunks * job->row_block;
     ptrdiff_t rows = mha__min(job->row_block, job->rows - r0);
-    ptrdiff_t first = unit % job->chunks * job->chunk;
-    ptrdiff_t last = mha__min(first + job->chunk, job->panels);
+    ptrdiff_t chunk = unit % job->chunks, each = job->groups / job->chunks;
+    ptrdiff_t more = job->groups % job->chunks; /* the first ones take one group more */
+    ptrdiff_t first = (chunk * each + mha__min(chunk, more)) * MHA__N_BLOCK;
+    ptrdiff_t last = first + (each + (chunk < more)) * MHA__N_BLOCK;
     ptrdiff_t tile = mha__tile_floats(kern->mr, job->k);
     ptrdiff_t height = mha__height(kern, rows), tiles = mha__div_up(rows, height);
     float *a = scratch, *c = scratch + tiles * tile;
@@ -3307,7 +3310,8 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     int which, np, kn, m, k, step, stream, compact = type != MHA_F32;
     mha__wanted wanted;
     int narrow = compact && tiles <= kern->narrow_tiles && job->k < INT_MAX / 64;
-    int large = job->panels * job->k > MHA__NEAR / MHA__NR / (ptrdiff_t)mha__type_size(type);
+    int large =
+        job->groups * MHA__N_BLOCK * job->k > MHA__NEAR / MHA__NR / (ptrdiff_t)mha__type_size(type);
     int turns = large && kern->terms && (!compact || narrow) &&
                 type != MHA_INT8; /* of which four panels share a line */
     if (narrow) block = job->k;
@@ -3394,7 +3398,7 @@ static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t bat
                          const mha_parallel *par, char *scratch, size_t scratch_bytes)
 {
     mha__project_job job;
-    ptrdiff_t threads = par->parallel_for ? par->threads : 1, blocks, want;
+    ptrdiff_t threads = par->parallel_for ? par->threads : 1, blocks;
     int i;
     job.kern = kern;
     job.x = x;
@@ -3404,21 +3408,19 @@ static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t bat
     job.seq = seq;
     job.n = n;
     job.k = mat[0]->in;
-    job.panels = 0;
+    job.groups = 0;
     for (i = 0; i < n; i++) {
         job.mat[i] = mat[i];
         job.to[i] = to[i];
-        job.panels += mha__matrix_groups(mat[i]) * MHA__N_BLOCK;
+        job.groups += mha__matrix_groups(mat[i]);
     }
     blocks = mha__div_up(mha__div_up(job.rows, MHA__M_BLOCK), threads) * threads;
-    if (job.rows <= 8 * kern->mr && job.panels >= 4 * threads * MHA__N_BLOCK) blocks = 1;
+    if (job.rows <= 8 * kern->mr && job.groups >= 4 * threads) blocks = 1;
     job.row_block = mha__div_up(job.rows, blocks);
     if (job.row_block > 4 * kern->mr) /* else 16 rows on two threads would be 12 and 4 */
         job.row_block = mha__div_up(job.row_block, kern->mr) * kern->mr;
     blocks = mha__div_up(job.rows, job.row_block);
-    want = threads > 1 ? mha__div_up(4 * threads, blocks) : 1;
-    job.chunk = mha__div_up(mha__div_up(job.panels, want), MHA__N_BLOCK) * MHA__N_BLOCK;
-    job.chunks = mha__div_up(job.panels, job.chunk);
+    job.chunks = threads > 1 ? mha__min(mha__div_up(4 * threads, blocks), job.groups) : 1;
     mha__run(mha__project_unit, &job, blocks * job.chunks, par, scratch, scratch_bytes);
 }
 
