@@ -1235,6 +1235,10 @@ typedef struct mha__kernels {
        terms it is 0 to 15 % less. Weights that are in L3 pay 5 to 9 %. (One row takes four panels at
        a time anyway.) */
     int terms;
+
+    /* 1: what a stream of weights, keys or values comes to is asked for, as Intel's CPUs need it: see
+       mha__want_pages and MHA__TILES_AHEAD. */
+    int asks;
 } mha__kernels;
 
 static void mha__wanted_none(mha__wanted *w)
@@ -1260,7 +1264,9 @@ MHA__INLINE void mha__want(mha__wanted *w, const float *from, ptrdiff_t row, ptr
    each of np streams, apart floats from each other, are multiplied, the first lines of each page that
    is two pages further on are wanted. From DRAM on Sapphire Rapids a loop that only reads is 1.35 times
    as fast for it, one query over 1024 keys of 12 heads 1.3 times, one row of x through weights of
-   D = 2048 1.1 times, compact ones 1.3 times. (16 lines a page bring half as much.) */
+   D = 2048 1.1 times, compact ones 1.3 times. (16 lines a page bring half as much.) On Zen 5 it is in
+   the way: without it a token through a layer takes 0.83 times as long from L3, 0.82 to 0.95 from
+   DRAM. So only some tables have it: see asks. */
 #define MHA__PAGE 1024 /* floats */
 #define MHA__PAGE_LINES 8
 #define MHA__PAGES_AHEAD (2 * MHA__PAGE)
@@ -1480,6 +1486,7 @@ static const mha__kernels mha__scalar = { MHA_ISA_SCALAR,
                                           mha__times_scalar,
                                           mha__widen_scalar,
                                           NULL,
+                                          0,
                                           0,
                                           0,
                                           0 };
@@ -2075,22 +2082,15 @@ static MHA__AVX2 void mha__narrow_avx2(int m, int np, int k, const float *a, mha
     }
 }
 
-static const mha__kernels mha__avx2 = { MHA_ISA_AVX2,
-                                        MHA__AVX2_MR,
-                                        mha__gemm_avx2,
-                                        mha__dots_avx2,
-                                        mha__finite_avx2,
-                                        mha__softmax_avx2,
-                                        mha__shape_avx2,
-                                        mha__weigh_avx2,
-                                        mha__copy_avx2,
-                                        mha__transpose_avx2,
-                                        mha__times_avx2,
-                                        mha__widen_avx2,
-                                        mha__narrow_avx2,
-                                        2,
-                                        0,
-                                        MHA__NR };
+/* Without and with asks. */
+#define MHA__AVX2_TABLE(asks) \
+    { \
+        MHA_ISA_AVX2, MHA__AVX2_MR, mha__gemm_avx2, mha__dots_avx2, mha__finite_avx2, \
+            mha__softmax_avx2, mha__shape_avx2, mha__weigh_avx2, mha__copy_avx2, \
+            mha__transpose_avx2, mha__times_avx2, mha__widen_avx2, mha__narrow_avx2, 2, 0, \
+            MHA__NR, asks \
+    }
+static const mha__kernels mha__avx2[2] = { MHA__AVX2_TABLE(0), MHA__AVX2_TABLE(1) };
 
 /* ==== >>avx512 =================================================================== */
 
@@ -2511,22 +2511,15 @@ static MHA__AVX512 void mha__transpose_avx512(const float *const *row, const flo
     for (i = 0; i < MHA__NR; i++) _mm512_storeu_ps(to + i * MHA__NR, x[i]);
 }
 
-static const mha__kernels mha__avx512 = { MHA_ISA_AVX512,
-                                          MHA__AVX512_MR,
-                                          mha__gemm_avx512,
-                                          mha__dots_avx512,
-                                          mha__finite_avx512,
-                                          mha__softmax_avx512,
-                                          mha__shape_avx512,
-                                          mha__weigh_avx512,
-                                          mha__copy_avx512,
-                                          mha__transpose_avx512,
-                                          mha__times_avx2,
-                                          mha__widen_avx2,
-                                          mha__narrow_avx512,
-                                          4,
-                                          1,
-                                          0 };
+/* Without and with asks. */
+#define MHA__AVX512_TABLE(asks) \
+    { \
+        MHA_ISA_AVX512, MHA__AVX512_MR, mha__gemm_avx512, mha__dots_avx512, mha__finite_avx512, \
+            mha__softmax_avx512, mha__shape_avx512, mha__weigh_avx512, mha__copy_avx512, \
+            mha__transpose_avx512, mha__times_avx2, mha__widen_avx2, mha__narrow_avx512, 4, 1, 0, \
+            asks \
+    }
+static const mha__kernels mha__avx512[2] = { MHA__AVX512_TABLE(0), MHA__AVX512_TABLE(1) };
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
@@ -2816,6 +2809,7 @@ static const mha__kernels mha__neon = { MHA_ISA_NEON,
                                         NULL,
                                         0,
                                         0,
+                                        0,
                                         0 };
 
 #endif /* MHA__ARM64 */
@@ -2847,6 +2841,20 @@ static int mha__cpu_has(mha_isa isa)
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
 #endif
 }
+
+/* Whether to take the table with asks. */
+static int mha__cpu_asks(void)
+{
+#if defined(MHA__ASKS) /* in some of the tests */
+    return MHA__ASKS;
+#elif defined(_MSC_VER)
+    int r[4];
+    __cpuid(r, 0);
+    return r[1] == 0x756e6547; /* "Genu" of GenuineIntel */
+#else
+    return __builtin_cpu_is("intel") != 0;
+#endif
+}
 #endif
 
 /* The table for an isa, null if it is not to be had here. */
@@ -2854,9 +2862,9 @@ static const mha__kernels *mha__kernels_for(mha_isa isa)
 {
 #ifdef MHA__X86
     if ((isa == MHA_ISA_AUTO || isa == MHA_ISA_AVX512) && mha__cpu_has(MHA_ISA_AVX512))
-        return &mha__avx512;
+        return &mha__avx512[mha__cpu_asks()];
     if ((isa == MHA_ISA_AUTO || isa == MHA_ISA_AVX2) && mha__cpu_has(MHA_ISA_AVX2))
-        return &mha__avx2;
+        return &mha__avx2[mha__cpu_asks()];
 #endif
 #ifdef MHA__ARM64
     if (isa == MHA_ISA_AUTO || isa == MHA_ISA_NEON) return &mha__neon;
@@ -3287,7 +3295,7 @@ static void mha__project_wanted(mha__wanted *wanted, const float *w, ptrdiff_t p
 
 /* The first tile to use a block of weights waits for memory. Where there are so many, each of the
    others has some of the next block asked for: 3 to 4 % at 128 rows on Sapphire Rapids; with fewer it
-   costs more than it brings, and the first one asks for pages ahead. */
+   costs more than it brings, and the first one asks for pages ahead. On Zen 5 it costs 1 to 2 %. */
 #define MHA__TILES_AHEAD 20
 
 static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
@@ -3312,6 +3320,7 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     int narrow = compact && tiles <= kern->narrow_tiles && job->k < INT_MAX / 64;
     int large =
         job->groups * MHA__N_BLOCK * job->k > MHA__NEAR / MHA__NR / (ptrdiff_t)mha__type_size(type);
+    int asks = kern->asks && tiles >= MHA__TILES_AHEAD && !compact;
     int turns = large && kern->terms && (!compact || narrow) &&
                 type != MHA_INT8; /* of which four panels share a line */
     if (narrow) block = job->k;
@@ -3341,16 +3350,16 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                 for (i = 0; i < tiles; i++) {
                     m = (int)mha__min(height, rows - i * height);
                     mha__wanted_none(&wanted);
-                    if (i > 0 && tiles >= MHA__TILES_AHEAD && !compact && left > kn)
+                    if (i > 0 && asks && left > kn)
                         mha__project_wanted(&wanted, w + (k0 + kn) * MHA__NR, job->k * MHA__NR, np,
                                             mha__min(MHA__K_BLOCK, left - kn), i - 1, tiles - 1);
-                    else if (i > 0 && tiles >= MHA__TILES_AHEAD && !compact && p + np < end)
+                    else if (i > 0 && asks && p + np < end)
                         mha__project_wanted(&wanted, w + np * job->k * MHA__NR, job->k * MHA__NR,
                                             (int)mha__min(MHA__N_BLOCK, end - p - np),
                                             mha__min(MHA__K_BLOCK, job->k), i - 1, tiles - 1);
                     /* floats are in L2 after the first tile; rows of halves are taken in groups */
                     step = turns && m > 1 && (i == 0 || narrow) ? kern->terms : kn;
-                    stream = large && tiles < MHA__TILES_AHEAD && i == 0;
+                    stream = kern->asks && large && tiles < MHA__TILES_AHEAD && i == 0;
                     if (stream && narrow && step == kn) /* a page at a time, or less */
                         step =
                             MHA__PAGE * (int)sizeof(float) / (int)(row * size) / MHA__NR * MHA__NR;
@@ -4039,7 +4048,8 @@ static void mha__products(const mha__attend_job *job, int m, const float *q,
             kern->narrow(m, (int)did, (int)job->d_k, q, job->k.type, at, MHA__NR, job->k.t_hi,
                          MHA__FAR, s, NULL);
         else {
-            if (wanted && job->large) mha__want_pages(wanted, keys, 0, 1, did * job->k.t_hi);
+            if (wanted && kern->asks && job->large)
+                mha__want_pages(wanted, keys, 0, 1, did * job->k.t_hi);
             kern->gemm(m, (int)did, (int)job->d_k, q, keys, MHA__NR, job->k.t_hi, s, NULL, wanted);
         }
     }
@@ -4286,7 +4296,8 @@ static void mha__values(const mha__attend_job *job, const mha__block *block, int
     const mha__kernels *kern = job->kern;
     int most = m == 1 ? MHA__N_BLOCK : kern->terms ? 1 : 2 * MHA__N_BLOCK;
     int pieces = block->alone && block->v_panel == MHA__NR && panels > most;
-    int step = pieces ? MHA__NR : n, stream = wanted && job->large && block->alone, k, kn;
+    int step = pieces ? MHA__NR : n, k, kn;
+    int stream = wanted && kern->asks && job->large && block->alone;
     if (block->compact) {
         kern->narrow(m, panels, n, s, job->v.type,
                      block->v_at + from * MHA__NR * (ptrdiff_t)mha__type_size(job->v.type), MHA__NR,

@@ -14,6 +14,7 @@
 #define MHA__SHARED_LEAST 1 /* threads share what is left over, however little it is */
 #define MHA__CACHED 0       /* the next head is asked for, however small it is */
 #define MHA__NEAR 0         /* few rows take the terms of panels in turn, however few there are */
+#define MHA__ASKS 1         /* what is wanted soon is asked for, also where that is in the way */
 #include <limits.h>
 
 #include "frame.h"

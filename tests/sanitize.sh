@@ -15,7 +15,7 @@ names="asan-ubsan-clang asan-ubsan-gcc msan tsan valgrind fast-math-gcc
     fast-math-clang gnu11-gcc gnu11-clang O0-gcc O0-clang no-simd-clang"
 asan="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 # threads share what is left over, and few rows take the terms of panels in turn, however little it is
-share="-DMHA__SHARED_LEAST=1 -DMHA__NEAR=0 -DMHA__CACHED=0"
+share="-DMHA__SHARED_LEAST=1 -DMHA__NEAR=0 -DMHA__CACHED=0 -DMHA__ASKS=1"
 
 # try CC CASES FLAGS [SUITE...]: all suites, or those.
 try() {
