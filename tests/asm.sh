@@ -91,7 +91,8 @@ x86() {
     [ $cc = clang ] || kernel dots_avx512 16 # 16 dims; clang keeps addresses on the stack
     kernel narrow_1x4_avx2 8 # one row x 4 panels
     kernel narrow_4x1_avx2 8 # 4 rows x 2 registers
-    kernel narrow_avx512 16 2 # 4 rows x 4 panels; mha__narrow_1x4_avx2 and mha__narrow_avx2
+    kernel narrow_1x4_avx512 4 1 # one row x 4 panels; mha__narrow_1x4_avx2
+    kernel narrow_avx512 16 2 # 4 rows x 4 panels; mha__narrow_1x4_avx512 and mha__narrow_avx2
     kernel softmax_avx2 6 # the polynomial of 2^x
     kernel softmax_avx512 6
 }
