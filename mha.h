@@ -764,9 +764,11 @@ MHA_API mha_status mha_fuse_heads(const mha_config *cfg, mha_layout layout, cons
 /* Opaque: p is unknown from here on, so that addresses made of it are made anew, not kept on the
    stack. */
 #ifdef __GNUC__
+#define MHA__PREFETCH_L1(p) __builtin_prefetch((p), 0, 3)
 #define MHA__PREFETCH_L2(p) __builtin_prefetch((p), 0, 2)
 #define MHA__OPAQUE(p) __asm__("" : "+r"(p))
 #else
+#define MHA__PREFETCH_L1(p) ((void)(p))
 #define MHA__PREFETCH_L2(p) ((void)(p))
 #define MHA__OPAQUE(p) ((void)(p))
 #endif
@@ -1153,6 +1155,15 @@ typedef struct mha__wanted {
     } run[MHA__WANTED];
 } mha__wanted;
 
+/* How a CPU is asked for what comes of a stream of weights, keys or values. */
+enum {
+    MHA__ASKS_NOT,   /* it sees for itself what comes */
+    MHA__ASKS_PAGES, /* for the first lines of pages, as Intel's need it: see mha__want_pages and
+                        MHA__TILES_AHEAD */
+    MHA__ASKS_LINES  /* for every line, into L1, where there is more to do than to read: Zen 5. See
+                        mha__fetch_near */
+};
+
 typedef struct mha__kernels {
     mha_isa isa;
     int mr;
@@ -1167,10 +1178,10 @@ typedef struct mha__kernels {
 
     /* c [m, 16*np] = a [m,k] * b^T, as transpose and gemm would, for 16*np keys that are rows of k
        floats, b_row apart: q k^T where each key is used once. k is a multiple of 16. next: as many
-       rows that are needed next, must be there and are fetched meanwhile; or null. The function is
-       null if there is none. */
+       rows that are needed next, must be there and are fetched meanwhile, as asks says (MHA__ASKS_NOT,
+       ...); or null. The function is null if there is none. */
     void (*dots)(int m, int np, int k, const float *a, const float *b, ptrdiff_t b_row,
-                 const float *next, float *c);
+                 const float *next, int asks, float *c);
 
     /* 1 if n floats, a multiple of 16, are all finite. */
     int (*finite)(ptrdiff_t n, const float *x);
@@ -1236,9 +1247,7 @@ typedef struct mha__kernels {
        a time anyway.) */
     int terms;
 
-    /* 1: what a stream of weights, keys or values comes to is asked for, as Intel's CPUs need it: see
-       mha__want_pages and MHA__TILES_AHEAD. */
-    int asks;
+    int asks; /* MHA__ASKS_NOT, ... */
 } mha__kernels;
 
 static void mha__wanted_none(mha__wanted *w)
@@ -1266,7 +1275,7 @@ MHA__INLINE void mha__want(mha__wanted *w, const float *from, ptrdiff_t row, ptr
    as fast for it, one query over 1024 keys of 12 heads 1.3 times, one row of x through weights of
    D = 2048 1.1 times, compact ones 1.3 times. (16 lines a page bring half as much.) On Zen 5 it is in
    the way: without it a token through a layer takes 0.83 times as long from L3, 0.82 to 0.95 from
-   DRAM. So only some tables have it: see asks. */
+   DRAM. So only some tables have it: MHA__ASKS_PAGES. */
 #define MHA__PAGE 1024 /* floats */
 #define MHA__PAGE_LINES 8
 #define MHA__PAGES_AHEAD (2 * MHA__PAGE)
@@ -1312,6 +1321,19 @@ MHA__INLINE void mha__wanted_now(mha__wanted *w)
     mha__wanted_ask(w);
 }
 
+/* Before so many bytes of a stream are multiplied, with MHA__ASKS_LINES: asks for as many that are
+   MHA__NEAR_AHEAD further on. Zen 5 reads a stream as fast as it can if there is little else to do, but
+   waits where compact weights are to be widened: one row of x through those of D = 4096 is 1.07 (BF16)
+   to 1.17 times (F16) as fast from DRAM for it, one query over cached keys 1.1 times from L3. Two
+   threads, which DRAM limits, are between 0.95 (BF16) and 1.04. */
+#define MHA__NEAR_AHEAD 8192
+
+MHA__INLINE void mha__fetch_near(const void *from, ptrdiff_t bytes)
+{
+    const char *line = (const char *)from + MHA__NEAR_AHEAD;
+    for (; bytes > 0; bytes -= 64, line += 64) MHA__PREFETCH_L1(line);
+}
+
 /* ==== >>scalar =================================================================== */
 
 #define MHA__SCALAR_MR 4
@@ -1341,7 +1363,7 @@ static MHA__SCALAR void mha__gemm_scalar(int m, int np, int k, const float *a, c
 
 /* Four keys at a time, or every addition waits for the one before it. */
 static MHA__SCALAR void mha__dots_scalar(int m, int np, int k, const float *a, const float *b,
-                                         ptrdiff_t b_row, const float *next, float *c)
+                                         ptrdiff_t b_row, const float *next, int asks, float *c)
 {
     int i, j, kk, n;
     for (i = 0; i < m; i++)
@@ -1356,7 +1378,7 @@ static MHA__SCALAR void mha__dots_scalar(int m, int np, int k, const float *a, c
             }
             memcpy(c + (j / MHA__NR * MHA__SCALAR_MR + i) * MHA__NR + j % MHA__NR, acc, sizeof acc);
         }
-    (void)next;
+    (void)next, (void)asks;
 }
 
 static int mha__finite_scalar(ptrdiff_t n, const float *x)
@@ -1724,8 +1746,9 @@ MHA__APART MHA__AVX2 void mha__dots_adjacent_avx2(int m, int np, int k, const fl
 }
 
 static MHA__AVX2 void mha__dots_avx2(int m, int np, int k, const float *a, const float *b,
-                                     ptrdiff_t b_row, const float *next, float *c)
+                                     ptrdiff_t b_row, const float *next, int asks, float *c)
 {
+    (void)asks; /* what is best with AVX2 is so for all: see mha__come */
     if (next && b_row == k) mha__dots_adjacent_avx2(m, np, k, a, b, next, c);
     else mha__dots_keys_avx2(0, m, np, k, a, b, b_row, next ? next : a, next ? b_row : 0, c);
 }
@@ -2082,7 +2105,7 @@ static MHA__AVX2 void mha__narrow_avx2(int m, int np, int k, const float *a, mha
     }
 }
 
-/* Without and with asks. */
+/* By asks. */
 #define MHA__AVX2_TABLE(asks) \
     { \
         MHA_ISA_AVX2, MHA__AVX2_MR, mha__gemm_avx2, mha__dots_avx2, mha__finite_avx2, \
@@ -2090,7 +2113,9 @@ static MHA__AVX2 void mha__narrow_avx2(int m, int np, int k, const float *a, mha
             mha__transpose_avx2, mha__times_avx2, mha__widen_avx2, mha__narrow_avx2, 2, 0, \
             MHA__NR, asks \
     }
-static const mha__kernels mha__avx2[2] = { MHA__AVX2_TABLE(0), MHA__AVX2_TABLE(1) };
+static const mha__kernels mha__avx2[] = { MHA__AVX2_TABLE(MHA__ASKS_NOT),
+                                          MHA__AVX2_TABLE(MHA__ASKS_PAGES),
+                                          MHA__AVX2_TABLE(MHA__ASKS_LINES) };
 
 /* ==== >>avx512 =================================================================== */
 
@@ -2455,23 +2480,27 @@ MHA__INLINE MHA__AVX512 void mha__turn_avx512(__m512 *x)
     }
 }
 
-/* R rows times 16 keys, k in place: a whole line of each key, turned in registers, then the next.
+/* R rows times 16 keys, k in place: a whole line of each key, turned in registers, then the next. Four
+   queries a key are 1.3 times as fast on Zen 5 as with AVX2's, one is 1.02 to 1.1 times; clang's 1.3.
    Meanwhile as many lines of the keys to come are read or asked for, as in mha__come, one after each
-   load: all of them first, it takes 1.15 times as long from DRAM on Zen 5. Four queries a key are 1.3
-   times as fast there as with AVX2's, one is 1.02 to 1.1 times; clang's 1.3. */
-MHA__INLINE MHA__AVX512 void mha__dots_rows_avx512(const int R, int adjacent, int k, const float *a,
-                                                   const float *b, ptrdiff_t b_row,
+   load: all of them first, it takes 1.15 times as long from DRAM. With MHA__ASKS_LINES nothing is read:
+   adjacent keys a page further on, others as they come, are asked for into L1: from DRAM that is 1.2
+   times as fast, from L3 1.03 times. */
+MHA__INLINE MHA__AVX512 void mha__dots_rows_avx512(const int R, int adjacent, int lines, int k,
+                                                   const float *a, const float *b, ptrdiff_t b_row,
                                                    const float *next, ptrdiff_t next_row, float *c)
 {
     const ptrdiff_t step = adjacent ? MHA__NR : next_row;
+    const int reads = adjacent && !lines;
     __m512 acc[MHA__AVX512_MR], x[MHA__NR];
     int i, j;
+    if (adjacent && lines) next += MHA__PAGE;
     MHA__UNROLL
     for (i = 0; i < R; i++) acc[i] = _mm512_setzero_ps();
     for (; k > 0; k -= MHA__NR, a += MHA__AVX512_MR * MHA__NR, b += MHA__NR) {
         const float *row = b, *ahead = next + MHA__PAGES_AHEAD;
         ptrdiff_t at = (ptrdiff_t)((uintptr_t)ahead / sizeof(float) % MHA__PAGE);
-        if (adjacent && at < MHA__NR * MHA__NR)
+        if (reads && at < MHA__NR * MHA__NR)
             for (j = 0; j < MHA__PAGE_LINES; j++) MHA__PREFETCH_L2(ahead - at + j * MHA__NR);
         MHA__UNROLL
         for (j = 0; j < MHA__NR; j++) {
@@ -2479,7 +2508,8 @@ MHA__INLINE MHA__AVX512 void mha__dots_rows_avx512(const int R, int adjacent, in
             MHA__OPAQUE(row); /* or the addresses of all rows are kept, on the stack */
             MHA__OPAQUE(next);
             x[j] = _mm512_loadu_ps(row);
-            if (adjacent) MHA__TOUCH(next);
+            if (reads) MHA__TOUCH(next);
+            else if (lines) MHA__PREFETCH_L1(next);
             else MHA__PREFETCH_L2(next);
         }
         next += adjacent ? MHA__NR : MHA__NR - 15 * next_row;
@@ -2496,19 +2526,19 @@ MHA__INLINE MHA__AVX512 void mha__dots_rows_avx512(const int R, int adjacent, in
 }
 
 static MHA__AVX512 void mha__dots_avx512(int m, int np, int k, const float *a, const float *b,
-                                         ptrdiff_t b_row, const float *next, float *c)
+                                         ptrdiff_t b_row, const float *next, int asks, float *c)
 {
-    int adjacent = next && b_row == k;
+    int adjacent = next && b_row == k, lines = asks == MHA__ASKS_LINES;
     ptrdiff_t row = next ? b_row : 0; /* nothing is next: a, again and again */
     if (!next) next = a;
     for (; np > 0; np--, b += MHA__NR * b_row, c += MHA__AVX512_MR * MHA__NR, next += MHA__NR * row)
         switch (m) {
-        case 6: mha__dots_rows_avx512(6, adjacent, k, a, b, b_row, next, row, c); break;
-        case 5: mha__dots_rows_avx512(5, adjacent, k, a, b, b_row, next, row, c); break;
-        case 4: mha__dots_rows_avx512(4, adjacent, k, a, b, b_row, next, row, c); break;
-        case 3: mha__dots_rows_avx512(3, adjacent, k, a, b, b_row, next, row, c); break;
-        case 2: mha__dots_rows_avx512(2, adjacent, k, a, b, b_row, next, row, c); break;
-        default: mha__dots_rows_avx512(1, adjacent, k, a, b, b_row, next, row, c);
+        case 6: mha__dots_rows_avx512(6, adjacent, lines, k, a, b, b_row, next, row, c); break;
+        case 5: mha__dots_rows_avx512(5, adjacent, lines, k, a, b, b_row, next, row, c); break;
+        case 4: mha__dots_rows_avx512(4, adjacent, lines, k, a, b, b_row, next, row, c); break;
+        case 3: mha__dots_rows_avx512(3, adjacent, lines, k, a, b, b_row, next, row, c); break;
+        case 2: mha__dots_rows_avx512(2, adjacent, lines, k, a, b, b_row, next, row, c); break;
+        default: mha__dots_rows_avx512(1, adjacent, lines, k, a, b, b_row, next, row, c);
         }
 }
 
@@ -2524,7 +2554,7 @@ static MHA__AVX512 void mha__transpose_avx512(const float *const *row, const flo
     for (i = 0; i < MHA__NR; i++) _mm512_storeu_ps(to + i * MHA__NR, x[i]);
 }
 
-/* Without and with asks. */
+/* By asks. */
 #define MHA__AVX512_TABLE(asks) \
     { \
         MHA_ISA_AVX512, MHA__AVX512_MR, mha__gemm_avx512, mha__dots_avx512, mha__finite_avx512, \
@@ -2532,7 +2562,9 @@ static MHA__AVX512 void mha__transpose_avx512(const float *const *row, const flo
             mha__transpose_avx512, mha__times_avx2, mha__widen_avx2, mha__narrow_avx512, 4, 1, 0, \
             asks \
     }
-static const mha__kernels mha__avx512[2] = { MHA__AVX512_TABLE(0), MHA__AVX512_TABLE(1) };
+static const mha__kernels mha__avx512[] = { MHA__AVX512_TABLE(MHA__ASKS_NOT),
+                                            MHA__AVX512_TABLE(MHA__ASKS_PAGES),
+                                            MHA__AVX512_TABLE(MHA__ASKS_LINES) };
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
@@ -2855,7 +2887,8 @@ static int mha__cpu_has(mha_isa isa)
 #endif
 }
 
-/* Whether to take the table with asks. */
+/* Which of an isa's tables to take. AMD's CPUs with AVX-512 are Zen 4, of family 19h, and from Zen 5 on
+   others. */
 static int mha__cpu_asks(void)
 {
 #if defined(MHA__ASKS) /* in some of the tests */
@@ -2863,9 +2896,18 @@ static int mha__cpu_asks(void)
 #elif defined(_MSC_VER)
     int r[4];
     __cpuid(r, 0);
-    return r[1] == 0x756e6547; /* "Genu" of GenuineIntel */
+    if (r[1] == 0x756e6547) return MHA__ASKS_PAGES; /* "Genu" of GenuineIntel */
+    if (r[1] != 0x68747541) return MHA__ASKS_NOT;   /* "Auth" of AuthenticAMD */
+    __cpuid(r, 1);                                  /* eax: bits 20 to 27: family, less 15 */
+    return mha__cpu_has(MHA_ISA_AVX512) && (r[0] >> 20 & 0xff) > 10 ? MHA__ASKS_LINES
+                                                                    : MHA__ASKS_NOT;
 #else
-    return __builtin_cpu_is("intel") != 0;
+    if (__builtin_cpu_is("intel")) return MHA__ASKS_PAGES;
+#if defined(__clang__) ? __clang_major__ > 12 : __GNUC__ > 10 /* those before do not know 19h */
+    if (__builtin_cpu_is("amd") && mha__cpu_has(MHA_ISA_AVX512) && !__builtin_cpu_is("amdfam19h"))
+        return MHA__ASKS_LINES;
+#endif
+    return MHA__ASKS_NOT;
 #endif
 }
 #endif
@@ -3328,12 +3370,12 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
     float *wide = c + tiles * ctile;
     ptrdiff_t i, p, k0, stored, base = 0, block = MHA__K_BLOCK;
     mha_type type = job->mat[0]->type;
-    int which, np, kn, m, k, step, stream, compact = type != MHA_F32;
+    int which, np, kn, m, k, step, ask, compact = type != MHA_F32;
     mha__wanted wanted;
     int narrow = compact && tiles <= kern->narrow_tiles && job->k < INT_MAX / 64;
     int large =
         job->groups * MHA__N_BLOCK * job->k > MHA__NEAR / MHA__NR / (ptrdiff_t)mha__type_size(type);
-    int asks = kern->asks && tiles >= MHA__TILES_AHEAD && !compact;
+    int asks = kern->asks == MHA__ASKS_PAGES && tiles >= MHA__TILES_AHEAD && !compact;
     int turns = large && kern->terms && (!compact || narrow) &&
                 type != MHA_INT8; /* of which four panels share a line */
     if (narrow) block = job->k;
@@ -3372,23 +3414,25 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
                                             mha__min(MHA__K_BLOCK, job->k), i - 1, tiles - 1);
                     /* floats are in L2 after the first tile; rows of halves are taken in groups */
                     step = turns && m > 1 && (i == 0 || narrow) ? kern->terms : kn;
-                    stream = kern->asks && large && tiles < MHA__TILES_AHEAD && i == 0;
-                    if (stream && narrow && step == kn) /* a page at a time, or less */
-                        step =
-                            MHA__PAGE * (int)sizeof(float) / (int)(row * size) / MHA__NR * MHA__NR;
+                    ask = large && tiles < MHA__TILES_AHEAD && i == 0 ? kern->asks : MHA__ASKS_NOT;
+                    if (ask && narrow && step == kn) /* a page at a time, or half of one */
+                        step = (MHA__PAGE >> (ask == MHA__ASKS_LINES)) * (int)sizeof(float) /
+                               (int)(row * size) / MHA__NR * MHA__NR;
                     for (k = 0; k < kn; k += step) {
                         const float *x = a + i * tile + (k0 + k) * kern->mr;
                         const float *begun = k0 + k ? mha__ones : NULL;
                         int n = (int)mha__min(step, kn - k);
-                        if (stream && !compact)
+                        if (ask == MHA__ASKS_PAGES && !compact)
                             mha__want_pages(&wanted, wk + k * row, panel, np, n * MHA__NR);
-                        if (stream && narrow) {
+                        if (ask == MHA__ASKS_PAGES && narrow) {
                             mha__want_pages(
                                 &wanted,
                                 (const float *)(const void *)(from + (k0 + k) * row * size), 0, 1,
                                 n * row * size / (ptrdiff_t)sizeof(float));
                             mha__wanted_now(&wanted);
                         }
+                        if (ask == MHA__ASKS_LINES && narrow)
+                            mha__fetch_near(from + (k0 + k) * row * size, n * row * size);
                         if (narrow)
                             kern->narrow(m, np, n, x, mat->type, from + k * row * size, row, panel,
                                          0, c + i * ctile, begun);
@@ -4044,8 +4088,12 @@ static void mha__products(const mha__attend_job *job, int m, const float *q,
        where few of those a multiple of 2 KiB apart do */
     int adjacent = block->k_row == job->d_k, apart = block->k_row % 512 == 0;
     int single = block->k_rows && ((adjacent && (m > 1 || job->d_k > 96)) || (apart && m == 1));
+    int asks =
+        wanted && job->large && !block->k_rows && !block->compact ? kern->asks : MHA__ASKS_NOT;
+    int lines = asks == MHA__ASKS_LINES && m == 1; /* else 2 % slower from DRAM */
     ptrdiff_t most = block->compact ? 4 : single ? 1 : 2;
     const char *at = block->compact ? block->k_at : (const char *)block->k;
+    if (lines) most = mha__max(2 * MHA__NEAR_AHEAD / panel, 1);
     at += from / MHA__NR * panel;
     if (block->k_rows)
         mha__fetch_rows((const float *)(const void *)at, block->k_row, job->d_k,
@@ -4056,13 +4104,14 @@ static void mha__products(const mha__attend_job *job, int m, const float *q,
         left = block->hi - block->j0 - from - (p + did) * MHA__NR; /* keys after these */
         if (block->k_rows)
             kern->dots(m, (int)did, (int)job->d_k, q, keys, block->k_row,
-                       left >= did * MHA__NR ? keys + did * MHA__NR * block->k_row : NULL, s);
+                       left >= did * MHA__NR ? keys + did * MHA__NR * block->k_row : NULL,
+                       kern->asks, s);
         else if (block->compact)
             kern->narrow(m, (int)did, (int)job->d_k, q, job->k.type, at, MHA__NR, job->k.t_hi,
                          MHA__FAR, s, NULL);
         else {
-            if (wanted && kern->asks && job->large)
-                mha__want_pages(wanted, keys, 0, 1, did * job->k.t_hi);
+            if (asks == MHA__ASKS_PAGES) mha__want_pages(wanted, keys, 0, 1, did * job->k.t_hi);
+            if (lines) mha__fetch_near(keys, did * panel);
             kern->gemm(m, (int)did, (int)job->d_k, q, keys, MHA__NR, job->k.t_hi, s, NULL, wanted);
         }
     }
@@ -4310,7 +4359,7 @@ static void mha__values(const mha__attend_job *job, const mha__block *block, int
     int most = m == 1 ? MHA__N_BLOCK : kern->terms ? 1 : 2 * MHA__N_BLOCK;
     int pieces = block->alone && block->v_panel == MHA__NR && panels > most;
     int step = pieces ? MHA__NR : n, k, kn;
-    int stream = wanted && kern->asks && job->large && block->alone;
+    int stream = wanted && kern->asks == MHA__ASKS_PAGES && job->large && block->alone;
     if (block->compact) {
         kern->narrow(m, panels, n, s, job->v.type,
                      block->v_at + from * MHA__NR * (ptrdiff_t)mha__type_size(job->v.type), MHA__NR,

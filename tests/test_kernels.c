@@ -305,8 +305,8 @@ TEST dots_contract(mha_isa isa)
     for (int m = 1; m <= kern->mr; m++)
         for (int np = 1; np <= NP_MAX; np++)
             for (int k = MHA__NR; k < K_MAX; k += 2 * MHA__NR)
-                for (int way = 0; way < 3; way++) { /* nothing next; apart; adjacent */
-                    const int b_row = way == 1 ? K_MAX + 9 : k;
+                for (int way = 0; way < 6; way++) { /* nothing next; apart; adjacent */
+                    const int b_row = way % 3 == 1 ? K_MAX + 9 : k;
                     product_make(&p, kern, m, np, k, 0, 0, &r);
                     for (int y = 0; y < np * MHA__NR; y++)
                         for (int x = 0; x < k; x++)
@@ -315,7 +315,8 @@ TEST dots_contract(mha_isa isa)
                     memcpy(want, p.c, sizeof want);
                     memcpy(got, p.c, sizeof got);
                     product_part(&p, 0, m, 0, np, 0, k, want, NULL);
-                    kern->dots(m, np, k, p.a, rows, b_row, way ? rows : NULL, got + EDGE);
+                    kern->dots(m, np, k, p.a, rows, b_row, way % 3 ? rows : NULL,
+                               way < 3 ? MHA__ASKS_NOT : MHA__ASKS_LINES, got + EDGE);
                     if (!same_c(&p, want, got)) printf("  m %d, np %d, k %d\n", m, np, k);
                     ASSERTm("keys in place", same_c(&p, want, got));
                 }
@@ -907,7 +908,7 @@ static void visit_run(const visit *v)
         const float *b = fence_floats(v->f + 5, n_b, v->last);
         if (v->kern->dots)
             v->kern->dots(v->m, v->np, k, fence_floats(v->f + 4, n_a, v->last), b, step,
-                          v->given ? b : NULL, c);
+                          v->given ? b : NULL, v->np % 2 ? MHA__ASKS_LINES : MHA__ASKS_NOT, c);
     } else if (v->what == 10) {
         v->kern->times(v->m, v->np, c, fence_floats(v->f + 5, (size_t)(v->np * MHA__NR), v->last));
     } else if (v->what == 9) {
