@@ -1208,8 +1208,10 @@ typedef struct mha__kernels {
                  float *to, ptrdiff_t to_row, ptrdiff_t to_block, const float *mul,
                  const float *bias);
 
-    /* 16 rows of 16 floats plus a row of bias, as columns: to[16*c + i] = row[i][c] + bias[c]. */
-    void (*transpose)(const float *const *row, const float *bias, float *to);
+    /* np blocks of 16 rows of 16 floats, step floats from one to the next in every row, plus a bias
+       [16*np], or null: 0, as columns: to[n*to_block + 16*c + i] = row[i][n*step + c] + bias[16*n + c]. */
+    void (*transpose)(int np, const float *const *row, ptrdiff_t step, const float *bias, float *to,
+                      ptrdiff_t to_block);
 
     /* c [m, 16*np] times col [16*np], column by column. */
     void (*times)(int m, int np, float *c, const float *col);
@@ -1456,11 +1458,14 @@ static void mha__copy_scalar(int m, int np, const float *from, ptrdiff_t from_ro
         }
 }
 
-static void mha__transpose_scalar(const float *const *row, const float *bias, float *to)
+static void mha__transpose_scalar(int np, const float *const *row, ptrdiff_t step,
+                                  const float *bias, float *to, ptrdiff_t to_block)
 {
-    int i, c;
-    for (i = 0; i < MHA__NR; i++)
-        for (c = 0; c < MHA__NR; c++) to[c * MHA__NR + i] = row[i][c] + bias[c];
+    int n, i, c;
+    for (n = 0; n < np; n++, to += to_block)
+        for (i = 0; i < MHA__NR; i++)
+            for (c = 0; c < MHA__NR; c++)
+                to[c * MHA__NR + i] = row[i][n * step + c] + (bias ? bias[n * MHA__NR + c] : 0.0f);
 }
 
 static void mha__times_scalar(int m, int np, float *c, const float *col)
@@ -1923,27 +1928,34 @@ static MHA__AVX2 void mha__copy_avx2(int m, int np, const float *from, ptrdiff_t
 
 /* in blocks of 8x8. Rows i and i+4 share a register, put there by the loads, so that the rest
    stays within 128-bit halves: two shuffles a register instead of three. */
-static MHA__AVX2 void mha__transpose_avx2(const float *const *row, const float *bias, float *to)
+static MHA__AVX2 void mha__transpose_avx2(int np, const float *const *row, ptrdiff_t step,
+                                          const float *bias, float *to, ptrdiff_t to_block)
 {
-    int r, c, i;
-    for (r = 0; r < MHA__NR; r += 8)
-        for (c = 0; c < MHA__NR; c += 4) {
-            __m256 x[4], y[4], b = _mm256_broadcast_ps((const __m128 *)(const void *)(bias + c));
+    int n, r, c, i;
+    for (n = 0; n < 4 * np; n++) { /* four columns */
+        ptrdiff_t at = n / 4 * step + n % 4 * 4;
+        float *col = to + n / 4 * to_block + n % 4 * 4 * MHA__NR;
+        __m256 x[4], y[4], b = _mm256_setzero_ps();
+        if (bias) b = _mm256_broadcast_ps((const __m128 *)(const void *)(bias + 4 * n));
+        for (r = 0; r < MHA__NR; r += 8) {
             MHA__UNROLL
             for (i = 0; i < 4; i++) {
-                x[i] = _mm256_castps128_ps256(_mm_loadu_ps(row[r + i] + c));
-                x[i] = _mm256_insertf128_ps(x[i], _mm_loadu_ps(row[r + i + 4] + c), 1);
+                x[i] = _mm256_castps128_ps256(_mm_loadu_ps(row[r + i] + at));
+                x[i] = _mm256_insertf128_ps(x[i], _mm_loadu_ps(row[r + i + 4] + at), 1);
                 x[i] = _mm256_add_ps(x[i], b);
             }
             y[0] = _mm256_unpacklo_ps(x[0], x[1]);
             y[1] = _mm256_unpackhi_ps(x[0], x[1]);
             y[2] = _mm256_unpacklo_ps(x[2], x[3]);
             y[3] = _mm256_unpackhi_ps(x[2], x[3]);
-            _mm256_storeu_ps(to + (c + 0) * MHA__NR + r, _mm256_shuffle_ps(y[0], y[2], 0x44));
-            _mm256_storeu_ps(to + (c + 1) * MHA__NR + r, _mm256_shuffle_ps(y[0], y[2], 0xee));
-            _mm256_storeu_ps(to + (c + 2) * MHA__NR + r, _mm256_shuffle_ps(y[1], y[3], 0x44));
-            _mm256_storeu_ps(to + (c + 3) * MHA__NR + r, _mm256_shuffle_ps(y[1], y[3], 0xee));
+            for (c = 0; c < 2; c++) {
+                _mm256_storeu_ps(col + 2 * c * MHA__NR + r,
+                                 _mm256_shuffle_ps(y[c], y[c + 2], 0x44));
+                _mm256_storeu_ps(col + (2 * c + 1) * MHA__NR + r,
+                                 _mm256_shuffle_ps(y[c], y[c + 2], 0xee));
+            }
         }
+    }
 }
 
 /* 8 numbers of that type, a constant where this is inlined, as floats. */
@@ -2202,13 +2214,45 @@ MHA__INLINE MHA__AVX512 __m512 mha__poly_avx512(__m512 f)
     return _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C1));
 }
 
-/* As mha__exp2. reduce gives x - round(x), 0 for -inf; scalef by -inf gives 0. Results below
-   2^-126 are not flushed here: they are denormal, and exact to one bit of those. */
-MHA__INLINE MHA__AVX512 __m512 mha__exp2_avx512(__m512 x)
+/* As mha__exp2, of n registers, step by step, as each step of one waits for the one before. reduce
+   gives x - round(x), 0 for -inf; scalef by -inf gives 0. Results below 2^-126 are not flushed here:
+   they are denormal, and exact to one bit of those. */
+MHA__INLINE MHA__AVX512 void mha__exp2_avx512(const int n, __m512 *x)
 {
-    __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 p = _mm512_fmadd_ps(mha__poly_avx512(f), f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, _mm512_sub_ps(x, f));
+    const float c[6] = {
+        MHA__EXP2_C5, MHA__EXP2_C4, MHA__EXP2_C3, MHA__EXP2_C2, MHA__EXP2_C1, 1.0f
+    };
+    __m512 f[4], p[4];
+    int i, j;
+    MHA__UNROLL
+    for (i = 0; i < n; i++) {
+        f[i] = _mm512_reduce_ps(x[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        p[i] = _mm512_set1_ps(MHA__EXP2_C6);
+    }
+    MHA__UNROLL
+    for (j = 0; j < 6; j++) {
+        MHA__UNROLL
+        for (i = 0; i < n; i++) p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(c[j]));
+    }
+    MHA__UNROLL
+    for (i = 0; i < n; i++) x[i] = _mm512_scalef_ps(p[i], _mm512_sub_ps(x[i], f[i]));
+}
+
+/* n blocks of a row of scores, less h, become weights, which are added to t. */
+MHA__INLINE MHA__AVX512 __m512 mha__softmax_blocks_avx512(const int n, float *s, __m512 h, __m512 t)
+{
+    __m512 x[4];
+    int i;
+    MHA__UNROLL
+    for (i = 0; i < n; i++)
+        x[i] = _mm512_sub_ps(_mm512_loadu_ps(s + i * MHA__AVX512_MR * MHA__NR), h);
+    mha__exp2_avx512(n, x);
+    MHA__UNROLL
+    for (i = 0; i < n; i++) {
+        _mm512_storeu_ps(s + i * MHA__AVX512_MR * MHA__NR, x[i]);
+        t = _mm512_add_ps(t, x[i]);
+    }
+    return t;
 }
 
 static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top, float *sum,
@@ -2229,13 +2273,11 @@ static MHA__AVX512 void mha__softmax_avx512(int m, int np, float *s, float *top,
         __m512 h = _mm512_set1_ps(top[i]), t = _mm512_setzero_ps();
         __m256 t8;
         __m128 t4;
-        p = 0;
-        do {
-            float *at = s + (p * MHA__AVX512_MR + i) * MHA__NR;
-            __m512 e = mha__exp2_avx512(_mm512_sub_ps(_mm512_loadu_ps(at), h));
-            _mm512_storeu_ps(at, e);
-            t = _mm512_add_ps(t, e);
-        } while (++p < np);
+        float *at = s + i * MHA__NR;
+        for (p = np; p >= 4; p -= 4, at += 4 * MHA__AVX512_MR * MHA__NR)
+            t = mha__softmax_blocks_avx512(4, at, h, t);
+        for (; p > 0; p--, at += MHA__AVX512_MR * MHA__NR)
+            t = mha__softmax_blocks_avx512(1, at, h, t);
         t8 = _mm256_add_ps(_mm512_castps512_ps256(t), _mm512_extractf32x8_ps(t, 1));
         t4 = _mm_add_ps(_mm256_castps256_ps128(t8), _mm256_extractf128_ps(t8, 1));
         t4 = _mm_add_ps(t4, _mm_movehl_ps(t4, t4));
@@ -2309,7 +2351,8 @@ static MHA__AVX512 void mha__weigh_avx512(int m, int np, float *s, const float *
         for (i = 0; i < m; i++) {
             float *at = s + (p * MHA__AVX512_MR + i) * MHA__NR;
             __m512 x = _mm512_sub_ps(_mm512_loadu_ps(at), _mm512_set1_ps(top[i]));
-            x = mha__exp2_avx512(_mm512_mul_ps(x, _mm512_set1_ps(16.0f)));
+            x = _mm512_mul_ps(x, _mm512_set1_ps(16.0f));
+            mha__exp2_avx512(1, &x);
             _mm512_storeu_ps(at, _mm512_mul_ps(x, _mm512_set1_ps(inv[i])));
         }
 }
@@ -2542,16 +2585,20 @@ static MHA__AVX512 void mha__dots_avx512(int m, int np, int k, const float *a, c
         }
 }
 
-static MHA__AVX512 void mha__transpose_avx512(const float *const *row, const float *bias, float *to)
+static MHA__AVX512 void mha__transpose_avx512(int np, const float *const *row, ptrdiff_t step,
+                                              const float *bias, float *to, ptrdiff_t to_block)
 {
-    const __m512 b = _mm512_loadu_ps(bias);
     __m512 x[MHA__NR];
-    int i;
-    MHA__UNROLL
-    for (i = 0; i < MHA__NR; i++) x[i] = _mm512_add_ps(_mm512_loadu_ps(row[i]), b);
-    mha__turn_avx512(x);
-    MHA__UNROLL
-    for (i = 0; i < MHA__NR; i++) _mm512_storeu_ps(to + i * MHA__NR, x[i]);
+    ptrdiff_t at = 0;
+    int i, n;
+    for (n = 0; n < np; n++, at += step, to += to_block) {
+        const __m512 b = bias ? _mm512_loadu_ps(bias + n * MHA__NR) : _mm512_setzero_ps();
+        MHA__UNROLL
+        for (i = 0; i < MHA__NR; i++) x[i] = _mm512_add_ps(_mm512_loadu_ps(row[i] + at), b);
+        mha__turn_avx512(x);
+        MHA__UNROLL
+        for (i = 0; i < MHA__NR; i++) _mm512_storeu_ps(to + i * MHA__NR, x[i]);
+    }
 }
 
 /* By asks. */
@@ -2790,18 +2837,22 @@ static void mha__copy_neon(int m, int np, const float *from, ptrdiff_t from_row,
             }
 }
 
-static void mha__transpose_neon(const float *const *row, const float *bias, float *to)
+static void mha__transpose_neon(int np, const float *const *row, ptrdiff_t step, const float *bias,
+                                float *to, ptrdiff_t to_block)
 {
-    int r, c, i;
-    for (r = 0; r < MHA__NR; r += 4)
-        for (c = 0; c < MHA__NR; c += 4) {
-            float32x4_t b = vld1q_f32(bias + c);
+    int n, r, i;
+    for (n = 0; n < 4 * np; n++) { /* four columns */
+        ptrdiff_t at = n / 4 * step + n % 4 * 4;
+        float *col = to + n / 4 * to_block + n % 4 * 4 * MHA__NR;
+        float32x4_t b = bias ? vld1q_f32(bias + 4 * n) : vdupq_n_f32(0.0f);
+        for (r = 0; r < MHA__NR; r += 4) {
             float32x4x4_t x; /* stored four floats at a time, one of each: as columns */
             float out[16];
-            for (i = 0; i < 4; i++) x.val[i] = vaddq_f32(vld1q_f32(row[r + i] + c), b);
+            for (i = 0; i < 4; i++) x.val[i] = vaddq_f32(vld1q_f32(row[r + i] + at), b);
             vst4q_f32(out, x);
-            for (i = 0; i < 4; i++) vst1q_f32(to + (c + i) * MHA__NR + r, vld1q_f32(out + 4 * i));
+            for (i = 0; i < 4; i++) vst1q_f32(col + i * MHA__NR + r, vld1q_f32(out + 4 * i));
         }
+    }
 }
 
 static void mha__times_neon(int m, int np, float *c, const float *col)
@@ -3030,7 +3081,6 @@ static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t
                        const float *const *row, ptrdiff_t step, const float *bias, int fill)
 {
     int full = (int)mha__min(np, (d - c) / MHA__NR), i, j, n;
-    const float *at[MHA__NR];
     float *p = to->data + b * to->batch + h * to->head + c / MHA__NR * to->c_hi;
     if (to->ring && t >= to->ring) { /* the rest of the panel are keys of the lap before */
         fill = 0;
@@ -3045,16 +3095,14 @@ static void mha__store(const mha__kernels *kern, const mha__place *to, ptrdiff_t
             kern->copy(n, full, row[i], apart, step, p + i * to->t_lo, to->t_lo, to->c_hi,
                        mha__ones, bias);
         }
-    } else { /* whole panels at once, also those that rows of zeros fill up */
-        if (m < MHA__NR && (!fill || t % MHA__NR)) full = 0;
-        memcpy(at, row, (size_t)m * sizeof at[0]);
-        for (i = m; i < MHA__NR; i++) at[i] = mha__zeros;
+    } else if (m == MHA__NR) { /* whole panels at once */
+        kern->transpose(full, row, step, bias, p, to->c_hi);
+    } else { /* also those that rows of zeros fill up */
+        const float *at[MHA__NR];
+        if (!fill || t % MHA__NR) full = 0;
         for (n = 0; n < full; n++) {
-            kern->transpose(at, bias ? bias + n * MHA__NR : mha__zeros, p + n * to->c_hi);
-            if (m == MHA__NR) /* known, so that it is four additions */
-                for (i = 0; i < MHA__NR; i++) at[i] += step;
-            else
-                for (i = 0; i < m; i++) at[i] += step;
+            for (i = 0; i < MHA__NR; i++) at[i] = i < m ? row[i] + n * step : mha__zeros;
+            kern->transpose(1, at, 0, bias ? bias + n * MHA__NR : NULL, p + n * to->c_hi, 0);
         }
         for (j = full * MHA__NR; fill && j < mha__min(np * MHA__NR, d - c); j++)
             memset(p + j * MHA__NR + m, 0, (size_t)(MHA__NR - t % MHA__NR - m) * sizeof(float));
@@ -3748,8 +3796,8 @@ static mha__view mha__view_make(const mha__attend_job *job, ptrdiff_t b)
 }
 
 /* Fills in query i of head h. */
-static void mha__row_make(const mha_mask *mask, const mha__view *v, mha__row *row, ptrdiff_t h,
-                          ptrdiff_t i)
+MHA__INLINE void mha__row_make(const mha_mask *mask, const mha__view *v, mha__row *row, ptrdiff_t h,
+                               ptrdiff_t i)
 {
     row->head = h;
     row->query = i;
@@ -4420,7 +4468,7 @@ MHA__APART void mha__unit_block(mha__unit *u, const mha__block *block)
 /* Whether the sum of row r is one to divide by. */
 static int mha__row_good(const mha__unit *u, ptrdiff_t r)
 {
-    return !u->row[r].seen || (mha__is_finite(u->sum[r]) && u->sum[r] > 0.0f);
+    return !u->row[r].seen || mha__bits(u->sum[r]) - 1 < 0x7f7fffffu; /* finite and above 0 */
 }
 
 /* Whether the results of a tile, rows r .. r+m-1, stand as they came the first way. */
@@ -4448,20 +4496,23 @@ static void mha__rows_end(const mha__unit *u, ptrdiff_t r, ptrdiff_t n, const fl
     ptrdiff_t h = u->row[r].head, at = mha__row_index(job, u->b, h, u->row[r].query);
     float *to = job->o + mha__at(&job->o_stride, job->cu_q, u->b, h, u->row[r].query);
     float inv[MHA__MR_MAX], mul[MHA__MR_MAX];
+    int more = job->top || job->lse || full * MHA__NR < job->d_v;
     for (i = 0; i < n; i++) {
-        inv[i] = u->row[r + i].seen ? 1.0f / u->sum[r + i] : 0.0f;
-        mul[i] = inv[i] * u->row[r + i].gate;
+        mha__row *row = &u->row[r + i];
+        inv[i] = row->seen ? 1.0f / u->sum[r + i] : 0.0f;
+        mul[i] = inv[i] * row->gate;
+        row->done = 1;
+        if (!row->seen || mha__is_zero(row->gate)) more = 1;
     }
     job->kern->copy((int)n, (int)full, o, MHA__NR, mr * MHA__NR, to, job->o_stride.seq, MHA__NR,
                     mul, NULL);
-    for (i = 0; i < n; i++, at++) {
-        mha__row *row = &u->row[r + i];
+    for (i = 0; i < n && more; i++, at++) {
+        const mha__row *row = &u->row[r + i];
         float *end = to + i * job->o_stride.seq;
         for (c = full * MHA__NR; c < job->d_v; c++)
             end[c] = o[(full * mr + i) * MHA__NR + c % MHA__NR] * mul[i] + 0.0f;
         /* whatever it was that was multiplied by 0 */
         if (!row->seen || mha__is_zero(row->gate)) memset(end, 0, (size_t)job->d_v * sizeof(float));
-        row->done = 1;
         if (job->top) {
             job->top[at] = row->seen ? u->top[r + i] * (MHA__CAREFUL / u->unit) : 0.0f;
             job->inv[at] = inv[i];

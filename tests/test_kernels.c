@@ -518,26 +518,32 @@ TEST weigh_contract(mha_isa isa)
     PASS();
 }
 
+/* No block to two of them, apart or side by side, with a bias and without. */
 TEST transpose_contract(mha_isa isa)
 {
+    enum { NP = 2, ROW = 67, SIZE = NP * (MHA__NR * MHA__NR + 3) };
     const mha__kernels *kern = mha__kernels_for(isa);
     rng r = rng_make(test_seed + 400);
-    for (int n = 0; n < 100; n++) {
-        float from[MHA__NR * 37], bias[MHA__NR], to[MHA__NR * MHA__NR + 2];
+    for (int n = 0; n < 200; n++) {
+        float from[MHA__NR * ROW], bias[NP * MHA__NR], to[SIZE + 2], want[SIZE + 2];
+        const int np = n % 3, step = n % 5 ? MHA__NR : MHA__NR + 5;
+        const int to_block = MHA__NR * MHA__NR + n % 4;
         const float *row[MHA__NR];
         rng_fill(&r, from, sizeof from / sizeof *from);
-        rng_fill(&r, bias, MHA__NR);
-        if (n % 2) memset(bias, 0, sizeof bias);
+        rng_fill(&r, bias, sizeof bias / sizeof *bias);
         from[n] = n % 3 ? F_INF : F_NINF; /* passes through, and spoils nothing else */
-        for (int i = 0; i < MHA__NR; i++) row[i] = from + i * 37 + rng_int(&r, 0, 21);
-        to[0] = to[MHA__NR * MHA__NR + 1] = f_bits(CANARY);
-        kern->transpose(row, bias, to + 1);
         for (int i = 0; i < MHA__NR; i++)
-            for (int c = 0; c < MHA__NR; c++) {
-                volatile float want = row[i][c] + bias[c];
-                ASSERT_EQ_FMT(bits_f(want), bits_f(to[1 + MHA__NR * c + i]), "%08x");
-            }
-        ASSERT(bits_f(to[0]) == CANARY && bits_f(to[MHA__NR * MHA__NR + 1]) == CANARY);
+            row[i] = from + i * ROW + rng_int(&r, 0, ROW - step - MHA__NR);
+        for (int i = 0; i < SIZE + 2; i++) to[i] = want[i] = f_bits(CANARY);
+        for (int p = 0; p < np; p++)
+            for (int i = 0; i < MHA__NR; i++)
+                for (int c = 0; c < MHA__NR; c++) {
+                    volatile float sum =
+                        row[i][p * step + c] + (n % 2 ? bias[p * MHA__NR + c] : 0.0f);
+                    want[1 + p * to_block + MHA__NR * c + i] = sum;
+                }
+        kern->transpose(np, row, step, n % 2 ? bias : NULL, to + 1, to_block);
+        for (int i = 0; i < SIZE + 2; i++) ASSERT_EQ_FMT(bits_f(want[i]), bits_f(to[i]), "%08x");
     }
     PASS();
 }
@@ -916,9 +922,11 @@ static void visit_run(const visit *v)
                         fence_floats(v->f + 4, (size_t)(v->np * MHA__NR), v->last));
     } else {
         const float *row[MHA__NR];
-        for (int i = 0; i < MHA__NR; i++) row[i] = fence_floats(v->f + 4, MHA__NR, (v->k + i) % 2);
-        v->kern->transpose(row, fence_floats(v->f + 5, MHA__NR, v->last),
-                           fence_floats(v->f, MHA__NR * MHA__NR, v->last));
+        const size_t n = (size_t)(v->np * MHA__NR);
+        for (int i = 0; i < MHA__NR; i++) row[i] = fence_floats(v->f + 4, n, (v->k + i) % 2);
+        v->kern->transpose(v->np, row, MHA__NR,
+                           v->given ? fence_floats(v->f + 5, n, v->last) : NULL,
+                           fence_floats(v->f, n * MHA__NR, v->last), MHA__NR * MHA__NR);
     }
 }
 
