@@ -3504,15 +3504,16 @@ static void mha__project_unit(const void *arg, ptrdiff_t unit, float *scratch)
 /* x [rows, mat[0]->in] through n matrices. A unit is a block of rows; with threads there are as many
    blocks of each size for every one of them, and at least four units each, so that they end
    together: where there are too few rows for that, the panels are shared out too. (11 blocks of 192
-   rows are 12 % slower on two threads than 12 of 174.) Eight tiles of rows or less are one block, if
-   there are panels enough: every block reads all weights. (Two blocks of 7 rows, [2048,8192], are 1.5
-   times as slow, of 48 1.07.) */
+   rows are 12 % slower on two threads than 12 of 174.) Few rows are two units each: all of them copy
+   their rows of x, and begin; 128 rows of D = 384 are 1.5 % faster for it, 16 of D = 64 6 %. Eight
+   tiles of rows or less are one block, if there are panels enough: every block reads all weights. (Two
+   blocks of 7 rows, [2048,8192], are 1.5 times as slow, of 48 1.07.) */
 static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t batch, ptrdiff_t seq,
                          const int *cu, int n, const mha__matrix *const *mat, const mha__place *to,
                          const mha_parallel *par, char *scratch, size_t scratch_bytes)
 {
     mha__project_job job;
-    ptrdiff_t threads = par->parallel_for ? par->threads : 1, blocks;
+    ptrdiff_t threads = par->parallel_for ? par->threads : 1, blocks, each;
     int i;
     job.kern = kern;
     job.x = x;
@@ -3531,10 +3532,11 @@ static void mha__project(const mha__kernels *kern, const float *x, ptrdiff_t bat
     blocks = mha__div_up(mha__div_up(job.rows, MHA__M_BLOCK), threads) * threads;
     if (job.rows <= 8 * kern->mr && job.groups >= 4 * threads) blocks = 1;
     job.row_block = mha__div_up(job.rows, blocks);
-    if (job.row_block > 4 * kern->mr) /* else 16 rows on two threads would be 12 and 4 */
+    if (job.row_block > 4 * kern->mr && !kern->even) /* 16 rows on two threads: not 12 and 4 */
         job.row_block = mha__div_up(job.row_block, kern->mr) * kern->mr;
     blocks = mha__div_up(job.rows, job.row_block);
-    job.chunks = threads > 1 ? mha__min(mha__div_up(4 * threads, blocks), job.groups) : 1;
+    each = job.rows <= MHA__M_BLOCK ? 2 : 4;
+    job.chunks = threads > 1 ? mha__min(mha__div_up(each * threads, blocks), job.groups) : 1;
     mha__run(mha__project_unit, &job, blocks * job.chunks, par, scratch, scratch_bytes);
 }
 
