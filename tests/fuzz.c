@@ -15,6 +15,7 @@
 #define MHA__CACHED 0       /* the next head is asked for, however small it is */
 #define MHA__NEAR 0         /* few rows take the terms of panels in turn, however few there are */
 #define MHA__ASKS 1         /* what is wanted soon is asked for, also where that is in the way */
+#define MHA__GROUP_ROWS 32  /* a batch is done one sequence at a time, or two short ones */
 #include <limits.h>
 
 #include "frame.h"

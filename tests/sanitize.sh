@@ -16,7 +16,8 @@ names="asan-ubsan-clang asan-ubsan-gcc msan tsan valgrind fast-math-gcc
 asan="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 # threads share what is left over, and few rows take the terms of panels in turn, however little it is
 share="-DMHA__SHARED_LEAST=1 -DMHA__NEAR=0 -DMHA__CACHED=0"
-pages="$share -DMHA__ASKS=1" lines="$share -DMHA__ASKS=2" # memory is asked for as Intel's CPUs; Zen 5
+# memory is asked for as Intel's CPUs; as Zen 5, and each sequence of up to 32 tokens is a group
+pages="$share -DMHA__ASKS=1" lines="$share -DMHA__ASKS=2 -DMHA__GROUP_ROWS=32"
 
 # try CC CASES FLAGS [SUITE...]: all suites, or those.
 try() {

@@ -1167,6 +1167,40 @@ TEST workspace_grows(mha_isa isa)
     PASS();
 }
 
+/* Nor as the batch grows, past what is done at a time; and a batch of any size takes about the same,
+   of which ever more are only read and written. */
+TEST workspace_of_a_batch(mha_isa isa)
+{
+    mha_config cfg = { 0 };
+    mha_weights w = { 0 };
+    float *weights = test_floats(256 * 256, 0.0f);
+    mha_layer *layer = NULL;
+    cfg.d_model = cfg.d_source = 256, cfg.n_heads = 4, cfg.n_kv_heads = 2, cfg.isa = isa;
+    w.q = w.k = w.v = w.out = weights;
+    ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &cfg, &w));
+    for (int threads = 1; threads <= 4; threads += 3)
+        for (int cross = 0; cross < 2; cross++) {
+            static size_t last[70], all[70];
+            memset(last, 0, sizeof last);
+            for (int seq = 0; seq < 600; seq += seq < 70 ? 1 : 53)
+                for (int batch = 0; batch < 70; batch++) {
+                    mha_args a = { 0 };
+                    size_t bytes = 0;
+                    a.batch = batch, a.seq = cross ? 40 : seq, a.attn_mean = weights;
+                    if (cross) a.source = weights, a.source_seq = seq;
+                    a.parallel.threads = threads;
+                    a.parallel.parallel_for = threads > 1 ? no_parallel : NULL;
+                    ASSERT_STATUS(MHA_OK, mha_workspace_size(layer, &a, &bytes));
+                    ASSERT(bytes >= last[batch] && (batch == 0 || bytes >= last[batch - 1]));
+                    last[batch] = all[batch] = bytes;
+                }
+            ASSERTm("memory for a whole batch", all[69] < 2 * all[2]);
+        }
+    mha_layer_free(layer);
+    free(weights);
+    PASS();
+}
+
 SUITE(memory_suite)
 {
     RUN_ON_EACH_ISA(layer_create_fails);
@@ -1192,5 +1226,6 @@ SUITE(memory_suite)
     RUN_ON_EACH_ISA(layer_memory_is_linear);
     RUN_ON_EACH_ISA(sdpa_memory_is_linear);
     RUN_ON_EACH_ISA(workspace_grows);
+    RUN_ON_EACH_ISA(workspace_of_a_batch);
     RUN_ON_EACH_ISA(hostile_with_threads);
 }

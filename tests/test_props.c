@@ -609,6 +609,76 @@ TEST large_batch(mha_isa isa)
     PASS();
 }
 
+/* A batch of more sequences than are done at a time: each alone is itself in the batch, whatever comes
+   with it, in self- and in cross-attention, on one thread and on three. */
+TEST groups_of_sequences(mha_isa isa)
+{
+    enum { B = 31, T = 37, S = 45, D = 24, H = 4, G = 2, DK = 64, DV = 60, DS = 20 };
+    static int len[B], start[B], positions[B * T], source_positions[B * S];
+    rng r = rng_make(94);
+    float *x = rng_floats(&r, B * T * D), *source = rng_floats(&r, B * S * DS);
+    float *bias = rng_floats(&r, B * T * S), *gate = rng_floats(&r, B * T * H);
+    unsigned char *allow = (unsigned char *)malloc(B * S),
+                  *padding = (unsigned char *)malloc(B * S);
+    float *y = test_floats(B * T * D, 0), *y1 = test_floats(T * D, 0);
+    float *attn = test_floats(B * H * T * S, 0), *attn1 = test_floats(H * T * S, 0);
+    float *mean = test_floats(B * T * S, 0), *mean1 = test_floats(T * S, 0);
+    float *lse = test_floats(B * H * T, 0), *lse1 = test_floats(H * T, 0);
+    tasks t;
+
+    ASSERT(allow != NULL && padding != NULL);
+    for (int b = 0; b < B; b++) len[b] = rng_int(&r, T / 2, T), start[b] = rng_int(&r, 0, T / 3);
+    for (int i = 0; i < B * T; i++) positions[i] = rng_int(&r, 0, 500);
+    for (int i = 0; i < B * S; i++) {
+        source_positions[i] = rng_int(&r, 0, 500);
+        allow[i] = rng_int(&r, 0, 9) > 0;
+        padding[i] = rng_int(&r, 0, 9) == 0;
+    }
+    for (int how = 0; how < 4; how++) {
+        const int cross = how % 2, keys = cross ? S : T;
+        net n = net_weights(isa, D, H, G, DK, DV, cross ? DS : 0, 0, 95);
+        mha_args a = { 0 }, one;
+        n.cfg.rope.layout = MHA_ROPE_HALF;
+        ASSERT_STATUS(MHA_OK, net_create(&n));
+        a.batch = B, a.seq = T, a.x = x, a.y = y;
+        if (cross) a.source = source, a.source_seq = S, a.source_positions = source_positions;
+        a.positions = positions;
+        a.mask.allow = allow, a.mask.allow_stride = (mha_mask_stride){ S, 0, 0, 1 };
+        a.mask.bias = bias, a.mask.bias_stride = (mha_mask_stride){ T * S, 0, S, 1 };
+        a.mask.key_len = len, a.mask.key_start = start, a.mask.key_padding = padding;
+        a.gate = gate, a.gate_stride = (mha_gate_stride){ T * H, H, 1 };
+        a.attn = attn, a.attn_mean = mean, a.lse = lse;
+        one = a;
+        memset(&t, 0, sizeof t);
+        t.r = rng_make(96);
+        t.most = 3;
+        if (how >= 2)
+            a.parallel.parallel_for = shuffled_for, a.parallel.ctx = &t, a.parallel.threads = 3;
+        ASSERT_STATUS(MHA_OK, mha_forward(n.layer, &a));
+        one.batch = 1, one.y = y1, one.attn = attn1, one.attn_mean = mean1, one.lse = lse1;
+        for (int b = 0; b < B; b++) {
+            one.x = x + b * T * D;
+            if (cross)
+                one.source = source + b * S * DS, one.source_positions = source_positions + b * S;
+            one.positions = positions + b * T;
+            one.mask.allow = allow + b * S;
+            one.mask.bias = bias + b * T * S;
+            one.mask.key_len = len + b, one.mask.key_start = start + b;
+            one.mask.key_padding = padding + b * keys;
+            one.gate = gate + b * T * H;
+            ASSERT_STATUS(MHA_OK, mha_forward(n.layer, &one));
+            ASSERT(same_result(y1, y + b * T * D, T * D));
+            ASSERT(same_result(attn1, attn + b * H * T * keys, (size_t)(H * T * keys)));
+            ASSERT(same_result(mean1, mean + b * T * keys, (size_t)(T * keys)));
+            ASSERT(same_result(lse1, lse + b * H * T, H * T));
+        }
+        net_free(&n);
+    }
+    free(x), free(source), free(bias), free(gate), free(allow), free(padding);
+    free(y), free(y1), free(attn), free(attn1), free(mean), free(mean1), free(lse), free(lse1);
+    PASS();
+}
+
 /* 1, 2, 3, 8 tasks, in any order. */
 TEST tasks_in_any_order(mha_isa isa)
 {
@@ -881,6 +951,7 @@ SUITE(props_suite)
     RUN_ON_EACH_ISA(empty_masks);
     RUN_ON_EACH_ISA(batch_independence);
     RUN_ON_EACH_ISA(large_batch);
+    RUN_ON_EACH_ISA(groups_of_sequences);
     RUN_ON_EACH_ISA(large_weights);
     RUN_ON_EACH_ISA(many_short_sequences);
     RUN_ON_EACH_ISA(tasks_in_any_order);

@@ -260,7 +260,9 @@ TEST caller_orders(mha_isa isa)
                 CHECK_CALL(layer_same(isa, &shapes[i], par));
                 CHECK_CALL(sdpa_same(isa, &shapes[i], par));
                 ASSERT_EQm("n outside 1 .. threads", 0, c.wrong_n);
+#ifndef MHA__GROUP_ROWS /* else a few for each sequence */
                 ASSERTm("more than a few calls", c.calls <= 16);
+#endif
             }
     PASS();
 }
