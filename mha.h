@@ -81,9 +81,9 @@
      sees and on the weights - not on the number of threads, nor on the batch around it, nor
      on whether the tokens came in one call or one by one through a cache.
      (One program on one instruction set; not under -ffast-math, nor with the x87 of old i386.)
-   - Memory beyond inputs and outputs is O(B*(T+S)*D), of mha_forward without cu_seq and cache
-     O((T+S)*D); never O(T*S), unless you ask for the attention weights. With a workspace given, no
-     call allocates, locks or calls the OS (the built-in pool does lock).
+   - Memory beyond inputs and outputs is O(B*(T+S)*D), of mha_forward without cu_seq, cu_source
+     and cache O((T+S)*D) or a few MB; never O(T*S), unless you ask for the attention weights.
+     With a workspace given, no call allocates, locks or calls the OS (the built-in pool does lock).
    - Errors are values. Every call validates sizes, enums, lengths, alignment and how fields go
      together before it writes anything; how large your buffers are, and whether they overlap, it
      cannot see. It never aborts and never prints. mha_strerror() gives a sentence, and the
@@ -2203,37 +2203,32 @@ static MHA__AVX512 void mha__gemm_avx512(int m, int np, int k, const float *a, c
     }
 }
 
-/* As mha__poly. */
-MHA__INLINE MHA__AVX512 __m512 mha__poly_avx512(__m512 f)
+/* As mha__poly, of n registers, step by step: each step of one waits for the one before. */
+MHA__INLINE MHA__AVX512 void mha__poly_avx512(const int n, const __m512 *f, __m512 *p)
 {
-    __m512 p = _mm512_set1_ps(MHA__EXP2_C6);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C5));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C4));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C3));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C2));
-    return _mm512_fmadd_ps(p, f, _mm512_set1_ps(MHA__EXP2_C1));
-}
-
-/* As mha__exp2, of n registers, step by step, as each step of one waits for the one before. reduce
-   gives x - round(x), 0 for -inf; scalef by -inf gives 0. Results below 2^-126 are not flushed here:
-   they are denormal, and exact to one bit of those. */
-MHA__INLINE MHA__AVX512 void mha__exp2_avx512(const int n, __m512 *x)
-{
-    const float c[6] = {
-        MHA__EXP2_C5, MHA__EXP2_C4, MHA__EXP2_C3, MHA__EXP2_C2, MHA__EXP2_C1, 1.0f
-    };
-    __m512 f[4], p[4];
+    const float c[5] = { MHA__EXP2_C5, MHA__EXP2_C4, MHA__EXP2_C3, MHA__EXP2_C2, MHA__EXP2_C1 };
     int i, j;
     MHA__UNROLL
-    for (i = 0; i < n; i++) {
-        f[i] = _mm512_reduce_ps(x[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        p[i] = _mm512_set1_ps(MHA__EXP2_C6);
-    }
+    for (i = 0; i < n; i++) p[i] = _mm512_set1_ps(MHA__EXP2_C6);
     MHA__UNROLL
-    for (j = 0; j < 6; j++) {
+    for (j = 0; j < 5; j++) {
         MHA__UNROLL
         for (i = 0; i < n; i++) p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(c[j]));
     }
+}
+
+/* As mha__exp2, of n registers. reduce gives x - round(x), 0 for -inf; scalef by -inf gives 0. Results
+   below 2^-126 are not flushed here: they are denormal, and exact to one bit of those. */
+MHA__INLINE MHA__AVX512 void mha__exp2_avx512(const int n, __m512 *x)
+{
+    __m512 f[4], p[4];
+    int i;
+    MHA__UNROLL
+    for (i = 0; i < n; i++)
+        f[i] = _mm512_reduce_ps(x[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    mha__poly_avx512(n, f, p);
+    MHA__UNROLL
+    for (i = 0; i < n; i++) p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(1.0f));
     MHA__UNROLL
     for (i = 0; i < n; i++) x[i] = _mm512_scalef_ps(p[i], _mm512_sub_ps(x[i], f[i]));
 }
@@ -2302,8 +2297,8 @@ MHA__INLINE MHA__AVX512 __m512 mha__cap_avx512(__m512 s, float in, float out)
     __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 q, e;
     q = _mm512_scalef_ps(_mm512_set1_ps(1.0f), _mm512_sub_ps(t, f));
-    e = _mm512_fmadd_ps(q, _mm512_mul_ps(mha__poly_avx512(f), f),
-                        _mm512_sub_ps(q, _mm512_set1_ps(1.0f)));
+    mha__poly_avx512(1, &f, &e);
+    e = _mm512_fmadd_ps(q, _mm512_mul_ps(e, f), _mm512_sub_ps(q, _mm512_set1_ps(1.0f)));
     e = _mm512_div_ps(e, _mm512_add_ps(e, _mm512_set1_ps(2.0f)));
     e = _mm512_mul_ps(e, _mm512_set1_ps(out));
     e = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(e), _mm512_and_si512(minus, bits)));
@@ -2944,14 +2939,8 @@ static int mha__cpu_asks(void)
 {
 #if defined(MHA__ASKS) /* in some of the tests */
     return MHA__ASKS;
-#elif defined(_MSC_VER)
-    int r[4];
-    __cpuid(r, 0);
-    if (r[1] == 0x756e6547) return MHA__ASKS_PAGES; /* "Genu" of GenuineIntel */
-    if (r[1] != 0x68747541) return MHA__ASKS_NOT;   /* "Auth" of AuthenticAMD */
-    __cpuid(r, 1);                                  /* eax: bits 20 to 27: family, less 15 */
-    return mha__cpu_has(MHA_ISA_AVX512) && (r[0] >> 20 & 0xff) > 10 ? MHA__ASKS_LINES
-                                                                    : MHA__ASKS_NOT;
+#elif !defined(__GNUC__) /* MHA__PREFETCH_L1 does nothing */
+    return MHA__ASKS_NOT;
 #else
     if (__builtin_cpu_is("intel")) return MHA__ASKS_PAGES;
 #if defined(__clang__) ? __clang_major__ > 12 : __GNUC__ > 10 /* those before do not know 19h */
@@ -3315,8 +3304,8 @@ typedef struct mha__project_job {
     int n;                         /* matrices that share x */
     const mha__matrix *mat[3];
     mha__place to[3];
-    ptrdiff_t row_block, groups,
-        chunks; /* a unit: row_block rows x a part of the groups of panels */
+    ptrdiff_t row_block;      /* a unit: so many rows, */
+    ptrdiff_t groups, chunks; /* and one of so many parts of the groups of panels */
 } mha__project_job;
 
 /* Terms per pass when compact weights are widened for it: one or two tiles use them once, so they
@@ -6628,9 +6617,10 @@ static mha_status mha__check_cache(mha__why *why, const mha_config *c, const mha
 }
 
 /* A batch is done a group of sequences at a time, from x to y: what lies between, q, k, v and o, is
-   then still in a cache when it is needed. Rows of x that two threads have of a group: as many as
-   weights are read from memory for, or 2 MiB with what is made of them. On Zen 5 32 sequences of 64
-   tokens, D = 512, are 6 % faster, on two threads 4 %; 8 of 128, D = 768, 4 % and 2 %. */
+   then still in a cache when it is needed. So many rows of x, or of the source, are a group, or one
+   sequence that has more: as many as weights are read from memory for, or 2 MiB with what is made of
+   them; with more than two threads in proportion. On Zen 5 32 sequences of 64 tokens, D = 512, are 6 %
+   faster, on two threads 4 %; 8 of 128, D = 768, 4 % and 2 %. */
 static ptrdiff_t mha__group_rows(const mha_layer *layer, int threads)
 {
 #ifdef MHA__GROUP_ROWS /* in some of the tests */
@@ -6643,6 +6633,14 @@ static ptrdiff_t mha__group_rows(const mha_layer *layer, int threads)
     ptrdiff_t rows = mha__max(MHA__M_BLOCK, (1 << 19) / floats);
     return rows * mha__div_up(mha__min(mha__max(threads, 1), 4096), 2);
 #endif
+}
+
+/* Rows that there is memory for: those of a whole batch, if that is less than most, or of one sequence.
+   Never falls as either grows, though a group of longer sequences may have fewer. */
+static ptrdiff_t mha__group_room(ptrdiff_t batch, ptrdiff_t seq, ptrdiff_t most)
+{
+    if (seq >= most) return seq;
+    return seq > most / batch ? most : batch * seq;
 }
 
 /* Validates; r becomes *args with every default filled in: source and source_v are where keys and
@@ -6736,16 +6734,18 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
         plan->total = mha__add(plan->total, 63);
         return mha__check_workspace(why, r->workspace, r->workspace_size, plan->total);
     }
-    /* memory for a group: as much for fewer and longer sequences, so that it never falls */
     room = *d;
     plan->group = r->batch;
     most = mha__group_rows(layer, r->parallel.threads);
-    longest = mha__div_up(mha__max(mha__max(d->qt, d->kt), 1), MHA__NR) * MHA__NR;
+    longest = mha__max(mha__max(d->qt, d->kt), 1);
     if (!r->cache && !r->cu_seq && !r->cu_source && r->batch > most / longest) {
         plan->group = (int)mha__max(most / longest, 1);
         room.qb = room.kb = 1;
-        room.qt = mha__max(d->qt, most);
-        room.kt = mha__max(d->kt, most);
+        room.qt = mha__group_room(r->batch, d->qt, most);
+        /* each sequence begins a panel of 16 */
+        room.kt = d->kt < most ? mha__div_up(d->kt, MHA__NR) * MHA__NR : d->kt;
+        most += (MHA__NR - 1) * mha__min(r->batch, most);
+        room.kt = mha__group_room(r->batch, room.kt, most);
     }
     turned = c->rope.layout || c->qk_norm;
     compact = r->cache && r->cache->cfg.type != MHA_F32;
@@ -6767,7 +6767,7 @@ static mha_status mha__args_resolve(mha__why *why, const mha_layer *layer, const
     mha__plan_attend(plan, layer->kern, r->batch, c->n_heads, c->n_kv_heads, &room, r->cu_source,
                      c->d_k, c->d_v, r->attn || r->attn_mean, r->parallel.threads, kv,
                      r->cache ? r->cache->cfg.capacity : d->keys, lane);
-    if (!r->cu_source) plan->packed = d->kt;
+    if (!r->cu_source) plan->packed = d->kt; /* of a sequence: there is room for a group */
     if (need & MHA__WORK)
         return mha__check_workspace(why, r->workspace, r->workspace_size, plan->total);
     return plan->total > MHA__BIGGEST ? mha__check_workspace(why, NULL, 0, plan->total) : MHA_OK;

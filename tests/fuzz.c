@@ -10,11 +10,12 @@
    files, folders of files, and lists (*.txt, one input a line, in hexadecimal); or an AFL++ target.
    See fuzz.sh. */
 #define _POSIX_C_SOURCE 200809L
+static int fuzz_asks;
 #define MHA_IMPLEMENTATION
 #define MHA__SHARED_LEAST 1 /* threads share what is left over, however little it is */
 #define MHA__CACHED 0       /* the next head is asked for, however small it is */
 #define MHA__NEAR 0         /* few rows take the terms of panels in turn, however few there are */
-#define MHA__ASKS 1         /* what is wanted soon is asked for, also where that is in the way */
+#define MHA__ASKS fuzz_asks /* as any CPU asks for memory, by turns */
 #define MHA__GROUP_ROWS 32  /* a batch is done one sequence at a time, or two short ones */
 #include <limits.h>
 
@@ -2801,6 +2802,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     input_left = size;
     story[0] = 0;
     story_end = 0;
+    fuzz_asks = (int)(size % 3);
     kind = byte() % 32;
     numbers = rng_make((uint64_t)byte() << 8 | byte());
     tell("kind", kind);

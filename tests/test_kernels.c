@@ -912,9 +912,9 @@ static void visit_run(const visit *v)
         const size_t n_a = k ? 1 + at(v->kern, v->m - 1, k - 1) : 0;
         const size_t n_b = (size_t)((v->np * MHA__NR - 1) * step + k);
         const float *b = fence_floats(v->f + 5, n_b, v->last);
-        if (v->kern->dots)
+        for (int asks = MHA__ASKS_NOT; v->kern->dots && asks <= MHA__ASKS_LINES; asks++)
             v->kern->dots(v->m, v->np, k, fence_floats(v->f + 4, n_a, v->last), b, step,
-                          v->given ? b : NULL, v->np % 2 ? MHA__ASKS_LINES : MHA__ASKS_NOT, c);
+                          v->given ? b : NULL, asks, c);
     } else if (v->what == 10) {
         v->kern->times(v->m, v->np, c, fence_floats(v->f + 5, (size_t)(v->np * MHA__NR), v->last));
     } else if (v->what == 9) {

@@ -613,10 +613,11 @@ TEST large_batch(mha_isa isa)
    with it, in self- and in cross-attention, on one thread and on three. */
 TEST groups_of_sequences(mha_isa isa)
 {
-    enum { B = 31, T = 37, S = 45, D = 24, H = 4, G = 2, DK = 64, DV = 60, DS = 20 };
+    enum { B = 67, T = 37, S = 45, D = 24, H = 4, G = 2, DK = 64, DV = 60, DS = 20, DSV = 12 };
     static int len[B], start[B], positions[B * T], source_positions[B * S];
     rng r = rng_make(94);
     float *x = rng_floats(&r, B * T * D), *source = rng_floats(&r, B * S * DS);
+    float *source_v = rng_floats(&r, B * S * DSV);
     float *bias = rng_floats(&r, B * T * S), *gate = rng_floats(&r, B * T * H);
     unsigned char *allow = (unsigned char *)malloc(B * S),
                   *padding = (unsigned char *)malloc(B * S);
@@ -636,12 +637,16 @@ TEST groups_of_sequences(mha_isa isa)
     }
     for (int how = 0; how < 4; how++) {
         const int cross = how % 2, keys = cross ? S : T;
-        net n = net_weights(isa, D, H, G, DK, DV, cross ? DS : 0, 0, 95);
+        net n = net_weights(isa, D, H, G, DK, DV, cross ? DS : 0, cross ? DSV : 0, 95);
+        size_t bytes = 0, one_more = 0, alone = 0;
         mha_args a = { 0 }, one;
         n.cfg.rope.layout = MHA_ROPE_HALF;
         ASSERT_STATUS(MHA_OK, net_create(&n));
         a.batch = B, a.seq = T, a.x = x, a.y = y;
-        if (cross) a.source = source, a.source_seq = S, a.source_positions = source_positions;
+        if (cross) {
+            a.source = source, a.source_v = source_v, a.source_seq = S;
+            a.source_positions = source_positions;
+        }
         a.positions = positions;
         a.mask.allow = allow, a.mask.allow_stride = (mha_mask_stride){ S, 0, 0, 1 };
         a.mask.bias = bias, a.mask.bias_stride = (mha_mask_stride){ T * S, 0, S, 1 };
@@ -654,12 +659,26 @@ TEST groups_of_sequences(mha_isa isa)
         t.most = 3;
         if (how >= 2)
             a.parallel.parallel_for = shuffled_for, a.parallel.ctx = &t, a.parallel.threads = 3;
+        ASSERT_STATUS(MHA_OK, mha_workspace_size(n.layer, &a, &bytes));
+        one.parallel = a.parallel;
+        one.batch = 2;
+        ASSERT_STATUS(MHA_OK, mha_workspace_size(n.layer, &one, &one_more));
+        one.batch = 1;
+        ASSERT_STATUS(MHA_OK, mha_workspace_size(n.layer, &one, &alone));
+        ASSERTm("not more than one group", bytes < alone + 3 * B / 4 * (one_more - alone));
+        memset(&one.parallel, 0, sizeof one.parallel);
+        if (how % 2 == 0) { /* y over x */
+            memcpy(y, x, B * T * D * sizeof(float));
+            a.x = y;
+        }
         ASSERT_STATUS(MHA_OK, mha_forward(n.layer, &a));
         one.batch = 1, one.y = y1, one.attn = attn1, one.attn_mean = mean1, one.lse = lse1;
         for (int b = 0; b < B; b++) {
             one.x = x + b * T * D;
-            if (cross)
-                one.source = source + b * S * DS, one.source_positions = source_positions + b * S;
+            if (cross) {
+                one.source = source + b * S * DS, one.source_v = source_v + b * S * DSV;
+                one.source_positions = source_positions + b * S;
+            }
             one.positions = positions + b * T;
             one.mask.allow = allow + b * S;
             one.mask.bias = bias + b * T * S;
@@ -674,7 +693,7 @@ TEST groups_of_sequences(mha_isa isa)
         }
         net_free(&n);
     }
-    free(x), free(source), free(bias), free(gate), free(allow), free(padding);
+    free(x), free(source), free(source_v), free(bias), free(gate), free(allow), free(padding);
     free(y), free(y1), free(attn), free(attn1), free(mean), free(mean1), free(lse), free(lse1);
     PASS();
 }
