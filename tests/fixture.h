@@ -173,27 +173,10 @@ static inline void result_free(result *r)
     free(r->lse);
 }
 
-/* 1 if b is a bit for bit. Under -ffast-math mha.h does not promise bits: there, up to
-   rounding, and still the same Inf and NaN. */
-static inline int unchanged(const float *a, const float *b, size_t n)
-{
-#ifdef __FAST_MATH__
-    for (size_t i = 0; i < n; i++) {
-        const double d = fabs((double)a[i] - (double)b[i]);
-        if (bits_f(a[i]) == bits_f(b[i])) continue;
-        if (!is_finite(a[i]) || !is_finite(b[i])) return 0;
-        if (!(d <= 1e-5 * (1.0 + fabs((double)a[i])))) return 0;
-    }
-    return 1;
-#else
-    return same_bits(a, b, n);
-#endif
-}
-
 static inline int result_same(const problem *p, const result *r)
 {
-    return unchanged(p->o, r->o, p->no) && unchanged(p->attn, r->attn, p->nattn) &&
-           unchanged(p->mean, r->mean, p->nmean) && unchanged(p->lse, r->lse, p->nlse);
+    return same_result(p->o, r->o, p->no) && same_result(p->attn, r->attn, p->nattn) &&
+           same_result(p->mean, r->mean, p->nmean) && same_result(p->lse, r->lse, p->nlse);
 }
 
 /* ---- which keys a query sees ------------------------------------------------------------ */

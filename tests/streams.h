@@ -343,19 +343,19 @@ TEST check_slot(const world *w, int c, const plan *p, const turn *t, int b, int 
     ASSERT_STATUS(MHA_OK, mha_forward(w->l->n.layer, &a));
 
     ASSERTm("y differs from that of one call",
-            unchanged(y + first * D, t->y + at * D, (size_t)(n * D)));
+            same_result(y + first * D, t->y + at * D, (size_t)(n * D)));
     for (int i = 0; i < n && p->outputs; i++) {
         for (int h = 0; h <= H; h++) { /* H: the mean */
             const float *want = h < H ? attn + (h * T + first + i) * S : mean + (first + i) * S;
             const ptrdiff_t by_head =
                 p->ragged ? h * t->rows + at + i : (b * H + h) * t->T + i; /* h < H */
             const float *got = h < H ? t->attn + by_head * t->S : t->mean + (at + i) * t->S;
-            ASSERTm("attn differs from that of one call", unchanged(want, got, (size_t)S));
+            ASSERTm("attn differs from that of one call", same_result(want, got, (size_t)S));
             for (int j = S; j < t->S; j++)
                 ASSERTm("attn past the end of a sequence", same_bits(got + j, &zero, 1));
             if (h < H)
                 ASSERTm("lse differs from that of one call",
-                        unchanged(lse + h * T + first + i, t->lse + by_head, 1));
+                        same_result(lse + h * T + first + i, t->lse + by_head, 1));
         }
     }
     mha_cache_free(fresh);

@@ -64,17 +64,6 @@ static mha_status step(const mha_layer *layer, mha_cache *cache, const float *x,
     return st;
 }
 
-static int agree(const float *a, const float *b, size_t n)
-{
-#ifdef TEST_FAST_MATH
-    for (size_t i = 0; i < n; i++)
-        if (!(fabs((double)a[i] - (double)b[i]) <= 1e-4)) return 0;
-    return 1;
-#else
-    return same_bits(a, b, n);
-#endif
-}
-
 /* Prefill, ragged chunks and single tokens all equal one causal call without a cache. */
 TEST pieces_equal_whole(mha_isa isa)
 {
@@ -100,7 +89,7 @@ TEST pieces_equal_whole(mha_isa isa)
             ASSERT_STATUS(MHA_OK, step(m.layer, cache, x, got, B, T, t0, t1));
             ASSERT_EQ_FMT(t1, mha_cache_length(cache, B - 1), "%d");
         }
-        ASSERT(agree(want, got, B * T * D));
+        ASSERT(same_result(want, got, B * T * D));
     }
     mha_cache_free(cache);
     model_free(&m);
@@ -134,7 +123,7 @@ TEST lengths_differ(mha_isa isa)
         if (keep[b])
             ASSERT_STATUS(MHA_OK, step(m.layer, alone, x + b * T * D, want, 1, T, 0, keep[b]));
         ASSERT_STATUS(MHA_OK, step(m.layer, alone, x2 + b * T * D, want, 1, T, 0, T));
-        ASSERT(agree(want, y + b * T * D, T * D));
+        ASSERT(same_result(want, y + b * T * D, T * D));
     }
     mha_cache_free(cache);
     mha_cache_free(alone);
@@ -172,10 +161,10 @@ TEST outputs_and_masks(mha_isa isa)
     a.source_seq = T;
     a.parallel = mha_pool_parallel(pool);
     ASSERT_STATUS(MHA_OK, mha_forward(m.layer, &a));
-    ASSERT(agree(y + T0 * D, yc, N * D));
+    ASSERT(same_result(y + T0 * D, yc, N * D));
     for (int h = 0; h < H; h++) {
-        ASSERT(agree(attn + (h * T + T0) * T, attn_c + h * N * T, N * T));
-        ASSERT(agree(lse + h * T + T0, lse_c + h * N, N));
+        ASSERT(same_result(attn + (h * T + T0) * T, attn_c + h * N * T, N * T));
+        ASSERT(same_result(lse + h * T + T0, lse_c + h * N, N));
     }
     mha_pool_free(pool);
     mha_cache_free(cache);
@@ -201,7 +190,7 @@ TEST rollback_forgets(mha_isa isa)
     ASSERT(is_nan(y[0]));
     ASSERT_STATUS(MHA_OK, mha_cache_truncate(cache, 0, 0));
     for (int t = 0; t < T; t++) ASSERT_STATUS(MHA_OK, step(m.layer, cache, x, y, 1, T, t, t + 1));
-    ASSERT(agree(want, y, T * D));
+    ASSERT(same_result(want, y, T * D));
     mha_cache_free(cache);
     model_free(&m);
     free(x), free(bad), free(want), free(y);
@@ -258,8 +247,8 @@ TEST options_in_pieces(mha_isa isa)
                 if (t1 > T) t1 = T;
                 ASSERT_STATUS(MHA_OK, piece(l.n.layer, cache, &a.mask, x, y, T, t0, t1));
             }
-            if (!unchanged(want, y, len)) rich_print(&l);
-            ASSERT(unchanged(want, y, len));
+            if (!same_result(want, y, len)) rich_print(&l);
+            ASSERT(same_result(want, y, len));
         }
         mha_cache_free(cache);
         rich_free(&l);
@@ -293,7 +282,7 @@ TEST positions_default(mha_isa isa)
             a.x = x + t * W, a.y = to + t * W, a.positions = way ? pos + t : NULL;
             ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
         }
-        if (way == 1) ASSERT(unchanged(want, y, T * W));
+        if (way == 1) ASSERT(same_result(want, y, T * W));
         for (int i = 0; i < T * W; i++) {
             const double e = fabs((double)y[i] - (double)want[i]);
             ASSERT(is_finite(to[i]));
@@ -385,7 +374,7 @@ TEST key_start_in_cache(mha_isa isa)
     p.outputs = 1;
     CHECK_CALL(feed_ok(&w, 0, &p, &r));
     for (int i = 0; i < T; i++) /* what sees nothing is the bias of W_O */
-        ASSERT(unchanged(l.n.w.b_out, w.y + (2 * T + i) * W, W));
+        ASSERT(same_result(l.n.w.b_out, w.y + (2 * T + i) * W, W));
     p.start[2] = T + 3;
     CHECK_CALL(feed_ok(&w, 0, &p, &r));
     p = plan_of(1);
@@ -448,7 +437,7 @@ TEST fork_shares_prefix(mha_isa isa)
         y = copy_floats(twice.y, twice.ny);
         CHECK_CALL(feed_ok(&w, 0, &q, &r));
         ASSERT_EQ(twice.ny, w.ny);
-        ASSERT(unchanged(y, w.y, w.ny));
+        ASSERT(same_result(y, w.y, w.ny));
         free(y);
         world_free(&w);
         world_free(&twice);
@@ -557,7 +546,7 @@ TEST ring_equals_linear(mha_isa isa)
                 p.unchecked = 1;
                 CHECK_CALL(feed_ok(&lin, 0, &p, &again));
                 ASSERT_EQ(ring.ny, lin.ny);
-                ASSERT(unchanged(lin.y, ring.y, lin.ny));
+                ASSERT(same_result(lin.y, ring.y, lin.ny));
             }
         }
         ASSERT(ring.line[0][0].len > (deep ? 1 : 4) * cap);
@@ -798,7 +787,7 @@ TEST ring_full_window(mha_isa isa)
             a.y = want + t * W, a.cache = cache[1];
             ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
         }
-        ASSERT(unchanged(want, y, N * W));
+        ASSERT(same_result(want, y, N * W));
         mha_cache_free(cache[0]);
         mha_cache_free(cache[1]);
     }
@@ -847,7 +836,7 @@ TEST ring_forgets(mha_isa isa)
             for (int c = 0; c < W; c++) ASSERT(is_finite(want[c]));
             if (t >= BAD && t <= BAD + LEFT)
                 for (int c = 0; c < W; c++) ASSERT(is_nan(y[c]));
-            else ASSERT(unchanged(want, y, W));
+            else ASSERT(same_result(want, y, W));
         }
         mha_cache_free(cache[0]);
         mha_cache_free(cache[1]);
@@ -924,11 +913,11 @@ TEST cross_attention(mha_isa isa)
                 f.positions = pos + b * T, f.source_positions = source_pos + cu[b];
                 f.attn = want_attn, f.lse = want_lse;
                 ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &f));
-                ASSERT(unchanged(want, y + b * T * W, (size_t)(T * W)));
-                ASSERT(unchanged(want_lse, lse + b * 6 * T, (size_t)(6 * T)));
+                ASSERT(same_result(want, y + b * T * W, (size_t)(T * W)));
+                ASSERT(same_result(want_lse, lse + b * 6 * T, (size_t)(6 * T)));
                 for (int i = 0; i < 6 * T; i++) {
                     const float *row = attn + (b * 6 * T + i) * S0;
-                    ASSERT(unchanged(want_attn + i * S, row, (size_t)S));
+                    ASSERT(same_result(want_attn + i * S, row, (size_t)S));
                     for (int j = S; j < S0; j++) ASSERT_EQ_FMT(0u, bits_f(row[j]), "%x");
                 }
             }
@@ -960,14 +949,14 @@ TEST cross_attention_rectangular(mha_isa isa)
     ASSERT_STATUS(MHA_OK, mha_cache_append(l.n.layer, &a));
     a.source = NULL, a.source_seq = 0, a.cache_only = 1, a.seq = T, a.x = x, a.y = y;
     ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
-    ASSERT(unchanged(want, y, 3 * T * W));
+    ASSERT(same_result(want, y, 3 * T * W));
     /* sequence 1 asks nothing this time */
     memset(y, 0xff, 3 * T * W * sizeof(float));
     a.seq = 7, a.cu_seq = cu;
     ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
     f.seq = 7, f.cu_seq = cu;
     ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &f));
-    ASSERT(unchanged(want, y, 7 * W));
+    ASSERT(same_result(want, y, 7 * W));
     /* causal and windows: lower-right aligned at the end of the source */
     a.seq = f.seq = T, a.cu_seq = f.cu_seq = NULL;
     a.mask.causal = f.mask.causal = MHA_CAUSAL;
@@ -975,7 +964,7 @@ TEST cross_attention_rectangular(mha_isa isa)
     a.mask.left = f.mask.left = 5;
     ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
     ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &f));
-    ASSERT(unchanged(want, y, 3 * T * W));
+    ASSERT(same_result(want, y, 3 * T * W));
     mha_cache_free(cache);
     rich_free(&l);
     free(source), free(x), free(y), free(want);
@@ -1248,7 +1237,7 @@ TEST ring_takes_back(mha_isa isa)
     ASSERT_STATUS(MHA_OK, mha_cache_truncate(a.cache, 0, TOKENS - BACK));
     a.x = x + (TOKENS - BACK) * W, a.seq = 1;
     ASSERT_STATUS(MHA_OK, mha_forward(l.layer, &a));
-    ASSERT(unchanged(want, y, W));
+    ASSERT(same_result(want, y, W));
     ASSERT_STATUS(MHA_OK, mha_cache_truncate(a.cache, 0, TOKENS - BACK - 1));
     ASSERT_STATUS(MHA_ERR_CONFLICT, mha_forward(l.layer, &a));
     mha_cache_free(a.cache);
@@ -1496,7 +1485,7 @@ TEST sources_of_lengths(void)
         ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
         mha_cache_free(cache);
     }
-    ASSERT(unchanged(y[0], y[1], B * T * W));
+    ASSERT(same_result(y[0], y[1], B * T * W));
     rich_free(&l);
     free(x), free(padded), free(packed), free(y[0]), free(y[1]);
     PASS();

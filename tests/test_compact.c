@@ -366,7 +366,7 @@ TEST weights_rounded(mha_isa isa)
             if (fabs((double)want[i]) > top) top = fabs((double)want[i]);
             if (d > worst) worst = d;
         }
-        same = type == MHA_INT8 ? worst <= 1e-5 * top : unchanged(want, y, (size_t)(B * T * D));
+        same = type == MHA_INT8 ? worst <= 1e-5 * top : same_result(want, y, (size_t)(B * T * D));
         if (!same) {
             printf("\n  %s: %g of %g\n", type_name[type], worst, top);
             rich_print(&a);
@@ -398,16 +398,16 @@ TEST weights_rounded_bits(mha_isa isa)
         a.y = y, a.parallel.parallel_for = stream_for;
         for (a.parallel.threads = 1; a.parallel.threads < 5; a.parallel.threads++) {
             ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
-            ASSERT(unchanged(want, y, 3 * T * W));
+            ASSERT(same_result(want, y, 3 * T * W));
         }
         a.batch = 1, a.x = x + 2 * T * W;
         a.parallel.parallel_for = NULL, a.parallel.threads = 0;
         ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
-        ASSERT(unchanged(want + 2 * T * W, y, T * W));
+        ASSERT(same_result(want + 2 * T * W, y, T * W));
         a.batch = 2, a.cu_seq = cu, a.x = x;
         ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
-        ASSERT(unchanged(want, y, 11 * W)); /* the first sequence begins as before */
-        for (int t = 0; t < 5; t++) {       /* one token at a time */
+        ASSERT(same_result(want, y, 11 * W)); /* the first sequence begins as before */
+        for (int t = 0; t < 5; t++) {         /* one token at a time */
             mha_cache_config cfg = { 0 };
             mha_cache *cache;
             mha_args s = { 0 };
@@ -417,7 +417,7 @@ TEST weights_rounded_bits(mha_isa isa)
             for (int i = 0; i <= t; i++) {
                 s.x = x + i * W, s.y = y;
                 ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &s));
-                ASSERT(unchanged(want + i * W, y, W));
+                ASSERT(same_result(want + i * W, y, W));
             }
             mha_cache_free(cache);
         }
@@ -447,7 +447,7 @@ TEST weights_special(mha_isa isa)
         a.batch = 1, a.seq = T, a.x = x, a.y = y;
         ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
         for (int t = 0; t < T; t++) {
-            ASSERT(unchanged(&l.n.m[7][4], &y[t * W + 4], 1)); /* the bias */
+            ASSERT(same_result(&l.n.m[7][4], &y[t * W + 4], 1)); /* the bias */
             ASSERT(fabs((double)y[t * W + 5] - (double)l.n.m[7][5]) < 1e-4);
             for (int c = 0; c < W; c++) ASSERT(is_finite(y[t * W + c]));
         }
@@ -457,7 +457,8 @@ TEST weights_special(mha_isa isa)
         ASSERT_STATUS(MHA_OK, mha_forward(layer, &a));
         for (int t = 0; t < T; t++)
             for (int c = 0; c < W; c++)
-                ASSERT(c == 6 ? is_nan(z[t * W + c]) : unchanged(&y[t * W + c], &z[t * W + c], 1));
+                ASSERT(c == 6 ? is_nan(z[t * W + c])
+                              : same_result(&y[t * W + c], &z[t * W + c], 1));
         mha_layer_free(layer);
         l.n.m[3][3 * W + 6] = 70000.0f; /* beyond f16: infinite there, and only there */
         ASSERT_STATUS(MHA_OK, mha_layer_create(&layer, &l.n.cfg, &l.n.w));
@@ -633,7 +634,7 @@ TEST cache_bits(mha_isa isa, mha_type type)
         again = r;
         CHECK_CALL(feed_ok(&lin, 0, &p, &r));
         CHECK_CALL(feed_ok(&ring, 0, &p, &again));
-        ASSERT(unchanged(lin.y, ring.y, lin.ny));
+        ASSERT(same_result(lin.y, ring.y, lin.ny));
     }
     for (int i = 0; i < 3; i++) { /* in a circle, doubled; then a fork, whole and of a part */
         static const int orders[3][SLOTS] = { { 1, 2, 3, 0 }, { 0, 0, 3, 2 }, { 0, 1, 2, 3 } };
@@ -709,7 +710,7 @@ TEST cache_bits_grouped(mha_isa isa)
             a.x = x + t * D;
             memset(a.workspace, 0, a.workspace_size); /* NaN there would be noticed and mended */
             ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
-            ASSERT(unchanged(y + t * D, step, D));
+            ASSERT(same_result(y + t * D, step, D));
         }
         free(a.workspace);
         mha_cache_free(cache);
@@ -917,7 +918,8 @@ TEST bad_token(mha_isa isa)
                     a.cache = cache[1], a.y = y;
                     ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
                     if (way < 5) {
-                        ASSERTm("something of an excluded token shows", unchanged(want, y, T * W));
+                        ASSERTm("something of an excluded token shows",
+                                same_result(want, y, T * W));
                         for (int i = 0; i < HEADS * T && a.attn; i++) {
                             ASSERT_EQ_FMT(0u, bits_f(attn[i * S + AT]), "%x");
                             for (int j = 0; j < S; j++) ASSERT(is_finite(attn[i * S + j]));

@@ -247,7 +247,7 @@ TEST minus_inf_is_allow(mha_isa isa)
     ASSERT(result_same(&p, &want));
     p.a.attn = p.a.attn_mean = NULL;
     ASSERT_STATUS(MHA_OK, problem_run(&p));
-    ASSERT(unchanged(p.o, want.o, p.no));
+    ASSERT(same_result(p.o, want.o, p.no));
     free(allow);
     free(bias);
     result_free(&want);
@@ -429,13 +429,13 @@ TEST only_those_who_look(const problem *p, const result *clean, int in_k, int j)
             if (in_k) ASSERTm("an attended NaN did not reach lse", is_nan(*lse));
         } else {
             ASSERTm("NaN reached a row that does not see it",
-                    unchanged(o, row_of(clean->o, a, b, h, i, dv), (size_t)dv));
+                    same_result(o, row_of(clean->o, a, b, h, i, dv), (size_t)dv));
         }
         if (!looks || !in_k) {
-            ASSERT(unchanged(lse, row_of(clean->lse, a, b, h, i, 1), 1));
+            ASSERT(same_result(lse, row_of(clean->lse, a, b, h, i, 1), 1));
             if (a->attn)
-                ASSERT(unchanged(row_of(p->attn, a, b, h, i, S), row_of(clean->attn, a, b, h, i, S),
-                                 (size_t)S));
+                ASSERT(same_result(row_of(p->attn, a, b, h, i, S),
+                                   row_of(clean->attn, a, b, h, i, S), (size_t)S));
         } else if (a->attn) {
             ASSERT(is_nan(row_of(p->attn, a, b, h, i, S)[j]));
         }
@@ -472,11 +472,11 @@ TEST tiny_queries_keep_their_bits(mha_isa isa)
         a.o = spoilt;
         ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
         ASSERT(is_nan(spoilt[D]));
-        ASSERT(unchanged(clean, spoilt, D));
+        ASSERT(same_result(clean, spoilt, D));
         a.o = q; /* the same in place: the row that is done again must find its query */
         ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
         ASSERT(is_nan(q[D]));
-        ASSERT(unchanged(clean, q, D));
+        ASSERT(same_result(clean, q, D));
     }
     PASS();
 }
@@ -514,7 +514,7 @@ TEST zeros_have_one_sign(mha_isa isa)
     ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
     for (int c = 0; c < D; c++) {
 #ifdef TEST_FAST_MATH
-        ASSERT(unchanged(alone + c, beside + c, 1));
+        ASSERT(same_result(alone + c, beside + c, 1));
 #else
         ASSERT_EQ_FMT(0u, bits_f(alone[c]), "%08x");
         ASSERT_EQ_FMT(0u, bits_f(beside[c]), "%08x");
@@ -574,17 +574,17 @@ TEST three_kinds_of_rows(mha_isa isa)
         a.mask.allow = allow + i * S;
         ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
     }
-    ASSERT(unchanged(v, alone, D)); /* the largest score by far is key 0's */
+    ASSERT(same_result(v, alone, D)); /* the largest score by far is key 0's */
     ASSERT(is_nan(alone[D + 3]));
     a.seq = T;
     a.q = q;
     a.mask.allow = allow;
     a.o = o;
     ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
-    ASSERT(unchanged(alone, o, D) && unchanged(alone + 2 * D, o + 2 * D, D));
+    ASSERT(same_result(alone, o, D) && same_result(alone + 2 * D, o + 2 * D, D));
     a.o = q;
     ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
-    ASSERT(unchanged(alone, q, D) && unchanged(alone + 2 * D, q + 2 * D, D));
+    ASSERT(same_result(alone, q, D) && same_result(alone + 2 * D, q + 2 * D, D));
     ASSERT(is_nan(q[D + 3]));
     PASS();
 }
@@ -613,7 +613,7 @@ TEST score_of_minus_inf_is_not_read(mha_isa isa)
         ASSERT_STATUS(MHA_OK, mha_sdpa(&a));
     }
     ASSERT(is_finite(o[0][0]));
-    ASSERT(unchanged(o[0], o[1], 1));
+    ASSERT(same_result(o[0], o[1], 1));
     PASS();
 }
 
@@ -734,7 +734,7 @@ TEST hidden_in_layer(mha_isa isa)
             memset(y, 0xff, B * T * D * sizeof(float));
             ASSERT_STATUS(MHA_OK, mha_forward(n.layer, &a));
             if (v == 0) want = copy_floats(y, B * T * D);
-            else ASSERT(unchanged(want, y, B * T * D));
+            else ASSERT(same_result(want, y, B * T * D));
             for (int i = 0; i < B * T * D; i++) ASSERT(is_finite(y[i]));
         }
         free(want);
@@ -780,7 +780,7 @@ TEST nan_token_in_layer(mha_isa isa)
             if (hit) ASSERTm("an attended NaN did not propagate", all_nan(y + i * D, D));
             else
                 ASSERTm("NaN reached a row that does not see it",
-                        unchanged(want + i * D, y + i * D, D));
+                        same_result(want + i * D, y + i * D, D));
         }
         memset(&a.mask, 0, sizeof a.mask);
     }
@@ -831,9 +831,9 @@ TEST attended_nan(mha_isa isa)
                     ASSERTm("an attended NaN did not propagate", all_nan(o, DV));
                     ASSERT(is_nan(*row_of(p.lse, &p.a, b, h, i, 1)));
                 } else {
-                    ASSERTm("NaN reached a row that does not see it", unchanged(o, co, DV));
-                    ASSERT(unchanged(row_of(p.lse, &p.a, b, h, i, 1),
-                                     row_of(clean.lse, &p.a, b, h, i, 1), 1));
+                    ASSERTm("NaN reached a row that does not see it", same_result(o, co, DV));
+                    ASSERT(same_result(row_of(p.lse, &p.a, b, h, i, 1),
+                                       row_of(clean.lse, &p.a, b, h, i, 1), 1));
                 }
             }
         }
@@ -1210,11 +1210,11 @@ TEST attn_mean_is_the_mean(mha_isa isa)
     both = result_of(&p);
     p.a.attn = NULL; /* the mean alone */
     ASSERT_STATUS(MHA_OK, problem_run(&p));
-    ASSERT(unchanged(both.mean, p.mean, p.nmean));
+    ASSERT(same_result(both.mean, p.mean, p.nmean));
     p.a.attn = p.attn; /* the weights alone */
     p.a.attn_mean = NULL;
     ASSERT_STATUS(MHA_OK, problem_run(&p));
-    ASSERT(unchanged(both.attn, p.attn, p.nattn));
+    ASSERT(same_result(both.attn, p.attn, p.nattn));
     free(want);
     result_free(&both);
     problem_free(&p);
@@ -1232,15 +1232,15 @@ TEST asking_changes_nothing(mha_isa isa)
     o = copy_floats(p.o, p.no);
     p.a.lse = p.lse;
     ASSERT_STATUS(MHA_OK, problem_run(&p));
-    ASSERTm("lse", unchanged(o, p.o, p.no));
+    ASSERTm("lse", same_result(o, p.o, p.no));
     lse = copy_floats(p.lse, p.nlse);
     p.a.attn_mean = p.mean;
     ASSERT_STATUS(MHA_OK, problem_run(&p));
-    ASSERTm("attn_mean", unchanged(o, p.o, p.no) && unchanged(lse, p.lse, p.nlse));
+    ASSERTm("attn_mean", same_result(o, p.o, p.no) && same_result(lse, p.lse, p.nlse));
     p.a.attn_mean = NULL;
     p.a.attn = p.attn;
     ASSERT_STATUS(MHA_OK, problem_run(&p));
-    ASSERTm("attn", unchanged(o, p.o, p.no) && unchanged(lse, p.lse, p.nlse));
+    ASSERTm("attn", same_result(o, p.o, p.no) && same_result(lse, p.lse, p.nlse));
     free(o);
     free(lse);
     problem_free(&p);

@@ -617,7 +617,7 @@ TEST exact_job(job *j)
         ASSERT_STATUS(MHA_OK, job_run(j, g.p, size));
         ASSERTm("written outside of the workspace", guarded_intact(&g));
         job_outputs(j, got);
-        ASSERTm("bits depend on the workspace", unchanged(want, got, n));
+        ASSERTm("bits depend on the workspace", same_result(want, got, n));
 
         memset(g.p, 0xa5, size);
         ASSERT_STATUS(MHA_ERR_WORKSPACE, job_run(j, g.p, size - 1));
@@ -630,7 +630,7 @@ TEST exact_job(job *j)
         ASSERT(block != NULL);
         ASSERT_STATUS(MHA_OK, job_run(j, block + 13 * off, size));
         job_outputs(j, got);
-        ASSERT(unchanged(want, got, n));
+        ASSERT(same_result(want, got, n));
         free(block);
     }
     free(want);
@@ -690,7 +690,7 @@ TEST large_workspace(mha_isa isa)
         c.a.workspace_size = size + 1000;
         ASSERT_STATUS(MHA_OK, forward_run(&c));
         ASSERT(guarded_intact(&g));
-        ASSERT(unchanged(want, c.y, c.nx));
+        ASSERT(same_result(want, c.y, c.nx));
         free(g.memory);
     }
     free(want);
@@ -779,14 +779,14 @@ TEST layer_in_buffer(mha_isa isa)
             call_blank(&c);
             ASSERT_STATUS(MHA_OK, mha_forward(layer, &c.a));
             ASSERTm("written outside of the buffer", guarded_intact(&g));
-            ASSERTm("not the bits of mha_layer_create", unchanged(want, c.y, c.nx));
+            ASSERTm("not the bits of mha_layer_create", same_result(want, c.y, c.nx));
 
             live = test_live; /* freeing it does nothing */
             mha_layer_free(layer);
             ASSERT_EQ(live, test_live);
             call_blank(&c);
             ASSERT_STATUS(MHA_OK, mha_forward(layer, &c.a));
-            ASSERT(unchanged(want, c.y, c.nx));
+            ASSERT(same_result(want, c.y, c.nx));
 
             memset(g.p, 0xa5, size);
             ASSERT_STATUS(MHA_ERR_BUFFER,
@@ -837,7 +837,7 @@ TEST cache_in_buffer(mha_isa isa)
             for (int n = 0; n < 2 + 2 * cfg.ring; n++) /* a ring goes round */
                 ASSERT_STATUS(MHA_OK, mha_forward(l.n.layer, &a));
             ASSERTm("written outside of the buffer", guarded_intact(&g));
-            ASSERTm("bits depend on the address", off == 0 || unchanged(want, y, 2 * T * D));
+            ASSERTm("bits depend on the address", off == 0 || same_result(want, y, 2 * T * D));
             live = test_live; /* freeing it does nothing */
             mha_cache_free(cache);
             ASSERT_EQ(live, test_live);
@@ -918,10 +918,10 @@ TEST float_alignment(mha_isa isa)
         memset(c.a.y, 0xff, c.nx * sizeof(float));
         ASSERT(n <= BLOCKS);
         ASSERT_STATUS(MHA_OK, mha_forward(layer, &c.a));
-        ASSERT(unchanged(want, c.a.y, c.nx));
-        ASSERT(unchanged(c.attn, c.a.attn, c.nattn));
-        ASSERT(unchanged(c.mean, c.a.attn_mean, c.nmean));
-        ASSERT(unchanged(c.lse, c.a.lse, c.nlse));
+        ASSERT(same_result(want, c.a.y, c.nx));
+        ASSERT(same_result(c.attn, c.a.attn, c.nattn));
+        ASSERT(same_result(c.mean, c.a.attn_mean, c.nmean));
+        ASSERT(same_result(c.lse, c.a.lse, c.nlse));
 
         mha_layer_free(layer);
         while (n > 0) free(blocks[--n]);
@@ -946,7 +946,7 @@ TEST sdpa_float_alignment(mha_isa isa)
     p.a.o = shifted(p.o, p.no, &b[3]);
     memset(p.a.o, 0xff, p.no * sizeof(float));
     ASSERT_STATUS(MHA_OK, mha_sdpa(&p.a));
-    ASSERT(unchanged(want.o, p.a.o, p.no));
+    ASSERT(same_result(want.o, p.a.o, p.no));
     for (int i = 0; i < 4; i++) free(b[i]);
     result_free(&want);
     problem_free(&p);
@@ -975,7 +975,7 @@ TEST weights_are_copied(mha_isa isa)
         memset(&c.l.n.cfg, 0xff, sizeof c.l.n.cfg);
         memset(&c.l.n.w, 0xff, sizeof c.l.n.w);
         ASSERT_STATUS(MHA_OK, forward_run(&c));
-        ASSERT(unchanged(want, c.y, c.nx));
+        ASSERT(same_result(want, c.y, c.nx));
         free(want);
         call_free(&c);
     }
@@ -990,14 +990,14 @@ TEST inputs_unchanged(mha_isa isa)
     call c;
     float *x, *source, *source_v;
     ASSERT_STATUS(MHA_OK, problem_run(&p));
-    ASSERT(unchanged(q, p.q, p.nq) && unchanged(k, p.k, p.nk) && unchanged(v, p.v, p.nv));
+    ASSERT(same_result(q, p.q, p.nq) && same_result(k, p.k, p.nk) && same_result(v, p.v, p.nv));
     ASSERT_STATUS(MHA_OK, call_make(&c, isa, CROSS));
     x = copy_floats(c.x, c.nx);
     source = copy_floats(c.source, c.ns);
     source_v = copy_floats(c.source_v, c.nsv);
     ASSERT_STATUS(MHA_OK, forward_run(&c));
-    ASSERT(unchanged(x, c.x, c.nx));
-    ASSERT(unchanged(source, c.source, c.ns) && unchanged(source_v, c.source_v, c.nsv));
+    ASSERT(same_result(x, c.x, c.nx));
+    ASSERT(same_result(source, c.source, c.ns) && same_result(source_v, c.source_v, c.nsv));
     free(q);
     free(k);
     free(v);
@@ -1022,7 +1022,7 @@ TEST layer_in_place(mha_isa isa)
             c.a.y = c.x;
             if (c.cache) ASSERT_STATUS(MHA_OK, mha_cache_truncate(c.cache, -1, HELD));
             ASSERT_STATUS(MHA_OK, mha_forward(c.l.n.layer, &c.a));
-            ASSERT(unchanged(c.y, c.x, c.nx));
+            ASSERT(same_result(c.y, c.x, c.nx));
             call_free(&c);
         }
     PASS();
@@ -1044,7 +1044,7 @@ TEST sdpa_in_place(mha_isa isa)
     ASSERT_STATUS(MHA_ERR_CONFLICT, mha_sdpa(&p.a));
     p.a.attn_mean = NULL;
     ASSERT_STATUS(MHA_OK, mha_sdpa(&p.a));
-    ASSERT(unchanged(want.o, p.q, p.no));
+    ASSERT(same_result(want.o, p.q, p.no));
     result_free(&want);
     problem_free(&p);
     PASS();

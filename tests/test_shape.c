@@ -260,9 +260,9 @@ TEST alibi_of_zero_slope(mha_isa isa)
     want = result_of(&p);
     p.a.alibi = slopes;
     ASSERT_STATUS(MHA_OK, problem_run(&p));
-    ASSERT(unchanged(p.o, want.o, head));
+    ASSERT(same_result(p.o, want.o, head));
     ASSERT(!same_bits(p.o + head, want.o + head, head));
-    ASSERT(unchanged(p.o + 2 * head, want.o + 2 * head, head));
+    ASSERT(same_result(p.o + 2 * head, want.o + 2 * head, head));
     result_free(&want);
     problem_free(&p);
     PASS();
@@ -383,7 +383,7 @@ TEST no_sink_is_minus_infinity(mha_isa isa)
         for (int h = 0; h < H; h++) {
             const size_t at = (size_t)(b * H + h) * head;
             if (h == 1) ASSERT(!same_bits(p.o + at, want.o + at, head));
-            else ASSERT(unchanged(p.o + at, want.o + at, head));
+            else ASSERT(same_result(p.o + at, want.o + at, head));
         }
     result_free(&want);
     free(value);
@@ -412,8 +412,8 @@ TEST sink_takes_its_weight(mha_isa isa)
     without = result_of(&p);
     p.a.sink_value = value;
     ASSERT_STATUS(MHA_OK, problem_run(&p));
-    ASSERT(unchanged(p.lse, without.lse, p.nlse));
-    ASSERT(unchanged(p.attn, without.attn, p.nattn));
+    ASSERT(same_result(p.lse, without.lse, p.nlse));
+    ASSERT(same_result(p.attn, without.attn, p.nattn));
     for (int row = 0; row < B * H * T; row++) {
         const int h = row / T % H, dead = is_dead(&p.a, row / (H * T), h, row % T);
         double sum = 0, weight, old;
@@ -491,8 +491,8 @@ static void call_free(call *c)
 
 static int call_same(const call *a, const call *b)
 {
-    return unchanged(a->y, b->y, a->ny) && unchanged(a->attn, b->attn, a->nattn) &&
-           unchanged(a->mean, b->mean, a->nmean) && unchanged(a->lse, b->lse, a->nlse);
+    return same_result(a->y, b->y, a->ny) && same_result(a->attn, b->attn, a->nattn) &&
+           same_result(a->mean, b->mean, a->nmean) && same_result(a->lse, b->lse, a->nlse);
 }
 
 /* A key of zeros has score 0 and adds nothing: a sink of 0, but for rows that see nothing else. */
@@ -618,7 +618,7 @@ TEST gate_of_one_changes_nothing(mha_isa isa)
             p.a.gate_stride = (mha_gate_stride){ 0, 0, 0 };
             if (full) p.a.gate_stride = (mha_gate_stride){ T * H, H, 1 };
             ASSERT_STATUS(MHA_OK, problem_run(&p));
-            ASSERT(unchanged(p.o, want.o, p.no));
+            ASSERT(same_result(p.o, want.o, p.no));
             if (asked) ASSERT(result_same(&p, &want));
         }
         result_free(&want);
@@ -651,9 +651,9 @@ TEST gate_of_zero_skips(mha_isa isa)
         p.a.gate = gate;
         p.a.gate_stride = strides[c];
         ASSERT_STATUS(MHA_OK, problem_run(&p)); /* the weights are those without a gate */
-        ASSERT(unchanged(p.attn, want.attn, p.nattn));
-        ASSERT(unchanged(p.mean, want.mean, p.nmean));
-        ASSERT(unchanged(p.lse, want.lse, p.nlse));
+        ASSERT(same_result(p.attn, want.attn, p.nattn));
+        ASSERT(same_result(p.mean, want.mean, p.nmean));
+        ASSERT(same_result(p.lse, want.lse, p.nlse));
         for (int again = 0; again < 2; again++) {
             for (int row = 0; row < B * H * T; row++) {
                 const float g =
@@ -662,7 +662,7 @@ TEST gate_of_zero_skips(mha_isa isa)
                 for (int d = 0; d < DV; d++) {
                     const float o = p.o[row * DV + d], full = want.o[row * DV + d] * g;
                     if (off) ASSERT(are_zeros(&o, 1));
-                    else ASSERT(unchanged(&o, &full, 1));
+                    else ASSERT(same_result(&o, &full, 1));
                 }
                 if (off) p.q[row * DK + DK / 2] = F_NAN;
             }
@@ -700,7 +700,7 @@ TEST gate_of_zero_reads_nothing(mha_isa isa)
     for (int j = 0; j < S * DK; j++) p.k[j] = p.v[j] = F_NAN; /* of heads 0 and 1 */
     ASSERT_STATUS(MHA_OK, problem_run(&p));
     ASSERT(are_zeros(p.o, 2 * T * DV));
-    ASSERT(unchanged(p.o + 2 * T * DV, want.o + 2 * T * DV, T * DV));
+    ASSERT(same_result(p.o + 2 * T * DV, want.o + 2 * T * DV, T * DV));
     ASSERT(are_zeros(p.o + 3 * T * DV, T * DV));
     bias = test_floats(H * T * S, F_NAN);
     memset(bias + 2 * T * S, 0, T * S * sizeof(float));
@@ -708,7 +708,7 @@ TEST gate_of_zero_reads_nothing(mha_isa isa)
     p.a.mask.bias_stride = (mha_mask_stride){ 0, T * S, S, 1 };
     ASSERT_STATUS(MHA_OK, problem_run(&p));
     ASSERT(are_zeros(p.o, 2 * T * DV));
-    ASSERT(unchanged(p.o + 2 * T * DV, want.o + 2 * T * DV, T * DV));
+    ASSERT(same_result(p.o + 2 * T * DV, want.o + 2 * T * DV, T * DV));
     free(bias);
     result_free(&want);
     problem_free(&p);
@@ -729,7 +729,7 @@ TEST gate_of_nan_shows(mha_isa isa)
     ASSERT_STATUS(MHA_OK, problem_run(&p));
     for (int row = 0; row < H * T; row++) {
         if (row == T + 7) ASSERT(are_nans(p.o + row * DV, DV));
-        else ASSERT(unchanged(p.o + row * DV, want.o + row * DV, DV));
+        else ASSERT(same_result(p.o + row * DV, want.o + row * DV, DV));
     }
     result_free(&want);
     free(gate);
@@ -757,7 +757,7 @@ TEST gate_scales_w_o(mha_isa isa)
     ASSERT(call_same(&c, &d));
     c.a.attn = c.a.attn_mean = c.a.lse = NULL;
     ASSERT_STATUS(MHA_OK, call_run(&c, n.layer));
-    ASSERT(unchanged(c.y, d.y, c.ny));
+    ASSERT(same_result(c.y, d.y, c.ny));
     call_free(&c);
     call_free(&d);
     net_free(&n);
@@ -902,15 +902,15 @@ TEST ragged_is_each_alone(mha_isa isa)
                     for (int i = 0; i < t_b; i++) {
                         const int row = h * Q + cu_q[b] + i, own = h * t_b + i;
                         const ptrdiff_t at = h * o_stride.head + (cu_q[b] + i) * o_stride.seq;
-                        ASSERT(unchanged(p.o + at, one.o + own * DV, DV));
+                        ASSERT(same_result(p.o + at, one.o + own * DV, DV));
                         if (!p.a.lse) continue;
-                        ASSERT(unchanged(p.lse + row, one.lse + own, 1));
-                        ASSERT(unchanged(attn + row * S, one.attn + own * s_b, (size_t)s_b));
+                        ASSERT(same_result(p.lse + row, one.lse + own, 1));
+                        ASSERT(same_result(attn + row * S, one.attn + own * s_b, (size_t)s_b));
                         ASSERT(are_zeros(attn + row * S + s_b, (size_t)(S - s_b)));
                     }
                 for (int i = 0; i < t_b && p.a.lse; i++) {
                     const float *got = mean + (cu_q[b] + i) * S;
-                    ASSERT(unchanged(got, one.mean + i * s_b, (size_t)s_b));
+                    ASSERT(same_result(got, one.mean + i * s_b, (size_t)s_b));
                     ASSERT(are_zeros(got + s_b, (size_t)(S - s_b)));
                 }
                 problem_free(&one);
@@ -948,8 +948,8 @@ TEST ragged_of_one_length(mha_isa isa)
         p.a.seq = which & 1 ? B * T : T;
         p.a.source_seq = which & 2 ? B * S : S;
         ASSERT_STATUS(MHA_OK, problem_run(&p));
-        ASSERT(unchanged(p.o, want.o, p.no));
-        ASSERT(unchanged(p.mean, want.mean, p.nmean));
+        ASSERT(same_result(p.o, want.o, p.no));
+        ASSERT(same_result(p.mean, want.mean, p.nmean));
     }
     result_free(&want);
     problem_free(&p);
@@ -1015,16 +1015,16 @@ TEST ragged_layer_is_each_alone(mha_isa isa)
                     one.a.gate_stride = all.a.gate_stride;
                 }
                 ASSERT_STATUS(MHA_OK, call_run(&one, n.layer));
-                ASSERT(unchanged(all.y + cu_q[b] * D, one.y, one.ny));
+                ASSERT(same_result(all.y + cu_q[b] * D, one.y, one.ny));
                 for (int i = 0; i < t_b; i++) {
                     const float *got = all.mean + (cu_q[b] + i) * S;
-                    ASSERT(unchanged(got, one.mean + i * s_b, (size_t)s_b));
+                    ASSERT(same_result(got, one.mean + i * s_b, (size_t)s_b));
                     ASSERT(are_zeros(got + s_b, (size_t)(S - s_b)));
                     for (int h = 0; h < H; h++) {
                         const int row = h * cu_q[SEQS] + cu_q[b] + i, own = h * t_b + i;
                         got = all.attn + row * S;
-                        ASSERT(unchanged(all.lse + row, one.lse + own, 1));
-                        ASSERT(unchanged(got, one.attn + own * s_b, (size_t)s_b));
+                        ASSERT(same_result(all.lse + row, one.lse + own, 1));
+                        ASSERT(same_result(got, one.attn + own * s_b, (size_t)s_b));
                         ASSERT(are_zeros(got + s_b, (size_t)(S - s_b)));
                     }
                 }
@@ -1099,8 +1099,8 @@ TEST merge_of_parts(mha_isa isa)
             const float *oa = i ? o[0] : o_in, *la = i ? lse[0] : lse_in;
             const float *ob = i ? o_in : o[1], *lb = i ? lse_in : lse[1];
             ASSERT_STATUS(MHA_OK, mha_merge(B, H, T, DV, oa, la, ob, lb, stride, o_in, lse_in));
-            ASSERT(unchanged(o_in, got, p.no));
-            ASSERT(unchanged(lse_in, got_lse, p.nlse));
+            ASSERT(same_result(o_in, got, p.no));
+            ASSERT(same_result(lse_in, got_lse, p.nlse));
             free(o_in);
             free(lse_in);
         }
@@ -1108,7 +1108,7 @@ TEST merge_of_parts(mha_isa isa)
         memset(p.o, 0xff, p.no * sizeof(float));
         ASSERT_STATUS(MHA_OK,
                       mha_merge(B, H, T, DV, o[0], lse[0], o[1], lse[1], stride, p.o, NULL));
-        ASSERT(unchanged(p.o, got, p.no));
+        ASSERT(same_result(p.o, got, p.no));
         for (int i = 0; i < 2; i++) {
             free(o[i]);
             free(lse[i]);
@@ -1183,9 +1183,9 @@ TEST chunks_of_queries(mha_isa isa)
             ASSERT_STATUS(MHA_OK, problem_run(&q));
             for (int row = 0; row < B * H * t; row++) {
                 const int full = row / t * T + from + row % t;
-                ASSERT(unchanged(q.o + row * DV, p.o + full * DV, DV));
-                ASSERT(unchanged(q.lse + row, p.lse + full, 1));
-                ASSERT(unchanged(q.attn + row * s, p.attn + full * S, (size_t)s));
+                ASSERT(same_result(q.o + row * DV, p.o + full * DV, DV));
+                ASSERT(same_result(q.lse + row, p.lse + full, 1));
+                ASSERT(same_result(q.attn + row * s, p.attn + full * S, (size_t)s));
             }
             problem_free(&q);
         }
@@ -1355,7 +1355,7 @@ TEST layer_norms_and_rotates(mha_isa isa)
             ASSERT_STATUS(MHA_OK, net_create(&n[i]));
             ASSERT_STATUS(MHA_OK, mha_project_qkv(n[i].layer, &a, q[i], k[i], v[i]));
         }
-        ASSERT(unchanged(v[0], v[1], B * T * G * DV));
+        ASSERT(same_result(v[0], v[1], B * T * G * DV));
         for (int i = 0; i < B * T * (H + G); i++) {
             const int is_k = i >= B * T * H, row = is_k ? i - B * T * H : i;
             const int token = is_k ? row / G : row / H;
@@ -1411,7 +1411,7 @@ TEST positions_may_be_shifted(mha_isa isa)
     for (int i = 0; i < B * T; i++) at[i] = i % T; /* the default, in full */
     c.a.positions = at;
     ASSERT_STATUS(MHA_OK, call_run(&c, n.layer));
-    ASSERT(unchanged(c.y, first, c.ny));
+    ASSERT(same_result(c.y, first, c.ny));
     for (int i = 0; i < B * T; i++) at[i] += SHIFT;
     ASSERT_STATUS(MHA_OK, call_run(&c, n.layer));
     ASSERT(apart(c.y, first, c.ny) <= 2e-5 * largest(first, c.ny));
