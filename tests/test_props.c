@@ -705,6 +705,32 @@ TEST groups_of_sequences(mha_isa isa)
     PASS();
 }
 
+/* Each sequence alone is itself in a batch of any size, around that of a group (64 here): keys of a
+   sequence begin a panel of 16, so that they take more room than they have rows. */
+TEST batches_of_any_size(mha_isa isa)
+{
+    enum { B = 68, T = 3, D = 4, H = 4, DK = 176 };
+    net n = net_weights(isa, D, H, H, DK, DK, 0, 0, 98);
+    rng r = rng_make(99);
+    float *x = rng_floats(&r, B * T * D), *y = test_floats(B * T * D, 0);
+    float *alone = test_floats(B * T * D, 0);
+    mha_args a = { 0 };
+    ASSERT_STATUS(MHA_OK, net_create(&n));
+    a.batch = 1, a.seq = T;
+    for (int b = 0; b < B; b++) {
+        a.x = x + b * T * D, a.y = alone + b * T * D;
+        ASSERT_STATUS(MHA_OK, mha_forward(n.layer, &a));
+    }
+    a.x = x, a.y = y;
+    for (a.batch = 1; a.batch <= B; a.batch++) {
+        ASSERT_STATUS(MHA_OK, mha_forward(n.layer, &a));
+        ASSERT(same_result(y, alone, (size_t)(a.batch * T * D)));
+    }
+    net_free(&n);
+    free(x), free(y), free(alone);
+    PASS();
+}
+
 /* 1, 2, 3, 8 tasks, in any order. */
 TEST tasks_in_any_order(mha_isa isa)
 {
@@ -978,6 +1004,7 @@ SUITE(props_suite)
     RUN_ON_EACH_ISA(batch_independence);
     RUN_ON_EACH_ISA(large_batch);
     RUN_ON_EACH_ISA(groups_of_sequences);
+    RUN_ON_EACH_ISA(batches_of_any_size);
     RUN_ON_EACH_ISA(large_weights);
     RUN_ON_EACH_ISA(many_short_sequences);
     RUN_ON_EACH_ISA(tasks_in_any_order);
