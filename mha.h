@@ -82,7 +82,7 @@
      on whether the tokens came in one call or one by one through a cache.
      (One program on one instruction set; not under -ffast-math, nor with the x87 of old i386.)
    - Memory beyond inputs and outputs is O(B*(T+S)*D), of mha_forward without cu_seq, cu_source
-     and cache O((T+S)*D) or a few MB; never O(T*S), unless you ask for the attention weights.
+     and cache O((T+S)*D) or a few MB a thread; never O(T*S), unless you ask for the weights.
      With a workspace given, no call allocates, locks or calls the OS (the built-in pool does lock).
    - Errors are values. Every call validates sizes, enums, lengths, alignment and how fields go
      together before it writes anything; how large your buffers are, and whether they overlap, it
@@ -1157,7 +1157,7 @@ typedef struct mha__wanted {
 
 /* How a CPU is asked for what comes of a stream of weights, keys or values. */
 enum {
-    MHA__ASKS_NOT,   /* it sees for itself what comes */
+    MHA__ASKS_NOT,   /* it sees for itself what comes: Zen 4, and CPUs of which nothing is known */
     MHA__ASKS_PAGES, /* for the first lines of pages, as Intel's need it: see mha__want_pages and
                         MHA__TILES_AHEAD */
     MHA__ASKS_LINES  /* for every line, into L1, where there is more to do than to read: Zen 5. See
@@ -2560,22 +2560,17 @@ MHA__INLINE MHA__AVX512 void mha__dots_rows_avx512(const int R, int adjacent, in
     for (i = 0; i < R; i++) _mm512_storeu_ps(c + i * MHA__NR, acc[i]);
 }
 
-/* Asks for the first lines of pages that begin in n floats. */
-MHA__INLINE void mha__ask_pages(const float *from, ptrdiff_t n)
-{
-    ptrdiff_t at = (ptrdiff_t)((0 - (uintptr_t)from) / sizeof(float) % MHA__PAGE);
-    int j;
-    for (; at < n; at += MHA__PAGE)
-        for (j = 0; j < MHA__PAGE_LINES; j++) MHA__PREFETCH_L2(from + at + j * MHA__NR);
-}
-
 static MHA__AVX512 void mha__dots_avx512(int m, int np, int k, const float *a, const float *b,
                                          ptrdiff_t b_row, const float *next, int asks, float *c)
 {
     int adjacent = next && b_row == k, lines = asks == MHA__ASKS_LINES;
     ptrdiff_t row = next ? b_row : 0; /* nothing is next: a, again and again */
-    if (adjacent && asks == MHA__ASKS_PAGES)
-        mha__ask_pages(next + MHA__PAGES_AHEAD, (ptrdiff_t)np * MHA__NR * k);
+    if (adjacent && asks == MHA__ASKS_PAGES) {
+        mha__wanted pages;
+        mha__wanted_none(&pages);
+        mha__want_pages(&pages, next, 0, 1, (ptrdiff_t)np * MHA__NR * k);
+        mha__wanted_now(&pages);
+    }
     if (!next) next = a;
     for (; np > 0; np--, b += MHA__NR * b_row, c += MHA__AVX512_MR * MHA__NR, next += MHA__NR * row)
         switch (m) {
@@ -2604,7 +2599,7 @@ static MHA__AVX512 void mha__transpose_avx512(int np, const float *const *row, p
     }
 }
 
-/* One row is AVX2's work on Zen 4, whose registers of 512 bits are two of 256: weights come 1.05 to 1.07
+/* One row is AVX2's work on Zen 4, which multiplies 512 bits as two halves: weights come 1.04 to 1.08
    times as fast from DRAM if half a line is read at a time, from L3 0.98 times. */
 static MHA__AVX512 void mha__gemm_zen4(int m, int np, int k, const float *a, const float *b,
                                        ptrdiff_t b_row, ptrdiff_t b_panel, float *c,

@@ -1,7 +1,8 @@
 #!/bin/sh
 # make coverage: the lines and branches of mha.h that the test program runs, by gcov, with the
-# tables of kernels this CPU has, in turn as any CPU asks for memory. Fails if less than 98 % of the lines run, or if one that does
-# not run is not in the list below. Code that the preprocessor removes here does not count.
+# tables of kernels this CPU has, in turn as any CPU asks for memory. Fails if less than 98 % of
+# the lines run, or if one that does not run is not in the list below. Code that the preprocessor
+# removes here does not count.
 cd "$(dirname "$0")/.." || exit 1
 out=build/coverage least=98
 mkdir -p $out && rm -f $out/*.gc*

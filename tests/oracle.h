@@ -63,7 +63,7 @@ void oracle_slopes(int heads, double *slopes);
 void oracle_free(oracle_result *r);
 
 /* 1 if two results are equal bit for bit: what mha.h promises of results that must not differ.
-   With TEST_FAST_MATH, where it promises no bits, to 1e-5 of the largest number, at least 1. */
+   With TEST_FAST_MATH, where it promises no bits, to 1e-5 of each number, at least of 1. */
 int same_result(const float *a, const float *b, size_t n);
 
 /* 1 if this is -inf; by bits, for -ffast-math. */
